@@ -114,8 +114,8 @@ def verify(
 
 
 def _named_recall(index: OpenIndex) -> dict[str, float]:
-    found = {name: measure_recall(named.index) for name, named in index.named.items()}
-    return {name: recall for name, recall in found.items() if recall is not None}
+    recalls = {name: measure_recall(named.index) for name, named in index.named.items()}
+    return {name: recall for name, recall in recalls.items() if recall is not None}
 
 
 def _low_recalls(recalls: Mapping[str, float | None], target: float) -> list[str]:
@@ -149,14 +149,14 @@ def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> fl
         queries_QD = near_stored(index)
     parts = list(zip(index.segments, index.alive, index.settings_for(), strict=True))
     target = index.spec.target_recall
-    found = [
+    best_rows = [
         segment.find(queries_QD, TUNED_K, settings=knobs, allowed=alive, target_recall=target).scores_QK
         for segment, alive, knobs in parts
     ]
     truth = [segment.find(queries_QD, TUNED_K, allowed=alive) for segment, alive, _ in parts]
     best_QK, lengths_Q = _best_of(index, truth)
     magnitude_Q1 = magnitudes(queries_QD, index.spec.distance, lengths_Q)
-    found_QK = np.sort(np.concatenate(found, axis=1), axis=1)[:, ::-1][:, :TUNED_K]
+    found_QK = np.sort(np.concatenate(best_rows, axis=1), axis=1)[:, ::-1][:, :TUNED_K]
     return float(recall_by_score(found_QK, best_QK, magnitude_Q1).mean())
 
 
@@ -193,7 +193,7 @@ def near_stored(index: OpenIndex) -> np.ndarray:
 
 
 def rollback(
-    store: Store, index: str, version: int, *, log_after: int | None = None, written: bool = False
+    store: Store, index: str, version: int, *, log_after: int | None = None, has_log: bool = False
 ) -> Manifest:
     """Publish the content of an earlier version as a new version, which servers then open.
 
@@ -207,7 +207,7 @@ def rollback(
         index: name of the index.
         version: the earlier version.
         log_after: the log has all mutations after this sequence; None: unknown.
-        written: whether the index has a log. It may have rows without a vector then, so `vectors: optional` stays.
+        has_log: whether the index has a log. It may have rows without a vector then, so `vectors: optional` stays.
 
     Raises:
         NotFoundError: no such index or version, or a file of the version is missing.
@@ -224,7 +224,7 @@ def rollback(
     if log_after is not None and log_after <= old.log_sequence and lost_since(store, old):
         position = old.log_sequence
     update: dict[str, Any] = {"parent": current, "log_sequence": position, "log_floor": position}
-    if written and newest.spec.vectors == "optional":
+    if has_log and newest.spec.vectors == "optional":
         update["spec"] = old.spec.model_copy(update={"vectors": "optional"})
     return commit(store, old.model_copy(update=update | {"log_reached": newest.log_reached}))
 
@@ -315,14 +315,14 @@ def _belongs(named: NamedVectors, segment: Segment) -> bool:
 
 
 def _wrong_documents(index: OpenIndex) -> list[str]:
-    found = [
+    counts = [
         (segment, entry.documents, segment.documents_without(np.flatnonzero(~alive.mask_N) if alive else ()))
         for segment, entry, alive in zip(index.segments, index.manifest.segments, index.alive, strict=True)
         if entry.documents is not None
     ]
     return [
         f"{segment.entry.key} has rows of {counted} documents, {expected} in the manifest"
-        for segment, expected, counted in found
+        for segment, expected, counted in counts
         if counted != expected
     ]
 

@@ -254,7 +254,11 @@ class SegmentEntry(_Record):
         Vectors that move from one name to another are the same file.
         """
         deleted = (self.deleted.key,) if self.deleted else ()
-        return (self.key, *deleted, *(f"{name}:{own.key}" for name, own in self.named.items()))
+        return (
+            self.key,
+            *deleted,
+            *(f"{name}:{named_entry.key}" for name, named_entry in self.named.items()),
+        )
 
 
 def documents_in(entries: Sequence[SegmentEntry]) -> int | None:
@@ -263,11 +267,11 @@ def documents_in(entries: Sequence[SegmentEntry]) -> int | None:
     A document is in one segment. But rows with and without vectors are in different ones, so that passages of one
     document may be in both.
     """
-    known = [entry.documents for entry in entries if entry.documents is not None]
+    counts = [entry.documents for entry in entries if entry.documents is not None]
     kinds = {(entry.shard, entry.vectors) for entry in entries}
     may_share = len(kinds) > len({entry.shard for entry in entries})
     whole = all(entry.documents == entry.live_rows for entry in entries)
-    return sum(known) if len(known) == len(entries) and (whole or not may_share) else None
+    return sum(counts) if len(counts) == len(entries) and (whole or not may_share) else None
 
 
 class Recall(_Record):
@@ -404,8 +408,8 @@ class Manifest(_Record):
     @property
     def builds(self) -> tuple[str, ...]:
         """Names of the builds that its documents come from; those that are known."""
-        known = self.statistics.get("builds") or [self.statistics.get("build_id")]
-        return tuple(build for build in known if build)
+        builds = self.statistics.get("builds") or [self.statistics.get("build_id")]
+        return tuple(build for build in builds if build)
 
     @property
     def size_bytes(self) -> int:

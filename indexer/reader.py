@@ -164,9 +164,9 @@ def open_manifest(
     segments = tuple(
         opened[entry.content].with_entry(entry).with_columns(columns) for entry in manifest.segments
     )
-    known = _known_alive(reuse) if reuse else {}
+    alive_rows = _known_alive(reuse) if reuse else {}
     alive = tuple(
-        known.get(entry.keys) or live_rows_of(store, index, entry, segment)
+        alive_rows.get(entry.keys) or live_rows_of(store, index, entry, segment)
         for entry, segment in zip(manifest.segments, segments, strict=True)
     )
     return OpenIndex(manifest, segments, alive, whole)

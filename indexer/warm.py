@@ -50,7 +50,7 @@ def _open_small(folder: Path) -> None:
 
 def _rows(schema: pa.Schema) -> pa.Table:
     vectors_ND = np.random.default_rng(0).standard_normal((_ROWS, _DIMENSIONS)).astype(np.float32)
-    given = {
+    columns = {
         "id": [f"{row}" for row in range(_ROWS)],
         "document_id": [f"{row}" for row in range(_ROWS)],
         "embedding": list(vectors_ND),
@@ -59,7 +59,7 @@ def _rows(schema: pa.Schema) -> pa.Table:
         VALUES_COLUMN: [[1.0]] * _ROWS,
     }
     return pa.table(
-        [pa.array(given.get(field.name, [None] * _ROWS), field.type) for field in schema], schema=schema
+        [pa.array(columns.get(field.name, [None] * _ROWS), field.type) for field in schema], schema=schema
     )
 
 

@@ -60,7 +60,7 @@ class BertPass:
     the mean of the first `averaged` tokens of each text, scaled to length 1 if `unit` is not 0; their lengths before,
     float32 (texts,), go to `lengths` at the end of the arguments. work: `work_bytes`,
     then the scratch memory of attention and normalisation. ends: int32 (texts + 1,). table: int64, the addresses of
-    weight and bias of the first normalisation, and of PLACES for each layer.
+    weight and bias of the first normalisation, and of BUFFERS for each layer.
     """
     engine: Any
     """Keeps the machine code."""

@@ -80,46 +80,46 @@ class Rule(NamedTuple):
     """Reason to refuse a row without a value."""
 
 
-def text_rule(tidy: Tidy, most: int | None, notes: Notes) -> Rule:
-    """Return the rule of strings of at most `most` bytes, which are held as `tidy` returns them."""
+def text_rule(tidy: Tidy, maximum: int | None, notes: Notes) -> Rule:
+    """Return the rule of strings of at most `maximum` bytes, which are held as `tidy` returns them."""
 
-    def one(value: object, name: str) -> str | None:
+    def convert_one(value: object, name: str) -> str | None:
         if not isinstance(value, str):
             value = text_value(value, field=name)
             notes[NUMBER_AS_TEXT] += 1
-        _check_bytes([encodable(value, field=name)], most, name, "text")
+        _check_bytes([encodable(value, field=name)], maximum, name, "text")
         return tidy(value)
 
     def whole(values: Values) -> pa.Array | None:
-        given = _typed(values, "string")
-        if given is None or not _fit(given, most):
+        typed = _typed(values, "string")
+        if typed is None or not _fit(typed, maximum):
             return None
         texts = listed(values)
         tidied = [None if text is None else tidy(text) for text in texts]
-        return given if tidied == texts else pa.array(tidied, pa.string())
+        return typed if tidied == texts else pa.array(tidied, pa.string())
 
-    return Rule(pa.string(), one, whole)
+    return Rule(pa.string(), convert_one, whole)
 
 
-def payload_rule(most: int | None) -> Rule:
+def payload_rule(maximum: int | None) -> Rule:
     """Return the rule of payloads: whatever JSON can hold; strings are JSON already (of CSV, Parquet, a request)."""
 
-    def one(value: object, name: str) -> str:
+    def convert_one(value: object, name: str) -> str:
         if isinstance(value, str):
-            _check_bytes([encodable(value, field=name)], most, name, "payload")
+            _check_bytes([encodable(value, field=name)], maximum, name, "payload")
         try:
             text = json_text(json.loads(value) if isinstance(value, str) else value)
         except (TypeError, ValueError, RecursionError) as error:
             raise invalid("payload", name, f"not JSON: {error}") from error
         return encodable(text, field=name)
 
-    return Rule(pa.string(), one)
+    return Rule(pa.string(), convert_one)
 
 
 def attribute_rule(kind: AttributeType, limits: SizeLimits, notes: Notes) -> Rule:
     """Return the rule of an attribute."""
 
-    def one(value: object, name: str) -> Any:
+    def convert_one(value: object, name: str) -> Any:
         typed, note = converted_value(value, kind, field=name)
         if note is not None:
             notes[note] += 1
@@ -142,7 +142,7 @@ def attribute_rule(kind: AttributeType, limits: SizeLimits, notes: Notes) -> Rul
         is_small = limits.attribute is None or strings.nbytes <= limits.attribute
         return typed if are_few and is_small else None
 
-    return Rule(ARROW_TYPES[kind], one, whole)
+    return Rule(ARROW_TYPES[kind], convert_one, whole)
 
 
 def dynamic_rule(notes: Notes) -> Rule:
@@ -172,13 +172,13 @@ def _ids(values: Values, notes: Notes) -> pa.Array | None:
 def id_rule(notes: Notes) -> Rule:
     """Return the rule of ids."""
 
-    def one(value: object, name: str) -> str:
+    def convert_one(value: object, name: str) -> str:
         known = identifier(value, field=name)
         if isinstance(value, float):
             notes[FLOAT_AS_ID] += 1
         return known
 
-    return Rule(pa.string(), one, lambda values: _ids(values, notes), "missing_id")
+    return Rule(pa.string(), convert_one, lambda values: _ids(values, notes), "missing_id")
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -199,18 +199,18 @@ def _typed(values: Values, kind: AttributeType) -> pa.Array | None:
     """Return a column of a type's own values and nulls; None if it has another, or one that does not fit."""
     if kind not in _OWN_TYPES:
         return None
-    own, is_own = _OWN_TYPES[kind]
+    exact_type, is_own = _OWN_TYPES[kind]
     if isinstance(values, pa.Array):
         is_same = pa.types.is_null(values.type) or is_own(values.type)
     else:
-        is_same = {*map(type, values)} <= {own, type(None)}
-        if is_same and own is list:
+        is_same = {*map(type, values)} <= {exact_type, type(None)}
+        if is_same and exact_type is list:
             is_same = {type(item) for value in values for item in value or ()} <= {str}
     if not is_same:
         return None
-    wanted = ARROW_TYPES[kind]
+    arrow_type = ARROW_TYPES[kind]
     try:
-        typed = values.cast(wanted) if isinstance(values, pa.Array) else pa.array(values, wanted)
+        typed = values.cast(arrow_type) if isinstance(values, pa.Array) else pa.array(values, arrow_type)
     except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):  # an integer too large, a lone surrogate
         return None
     if kind == "float" and pc.any(pc.is_nan(typed)).as_py():
@@ -226,8 +226,8 @@ def sizes_of(texts: pa.Array) -> np.ndarray:
 
 def listed(values: Any) -> Sequence[Any]:
     """Return values as Python has them."""
-    found: Sequence[Any] = python_values(values) if isinstance(values, pa.Array) else values
-    return found
+    sequence: Sequence[Any] = python_values(values) if isinstance(values, pa.Array) else values
+    return sequence
 
 
 def invalid(reason: str, name: str, what: str) -> InvalidRecordError:
@@ -235,13 +235,13 @@ def invalid(reason: str, name: str, what: str) -> InvalidRecordError:
     return InvalidRecordError(f"{name}: {what}", reason=reason, field=name)
 
 
-def _fit(texts: pa.Array, most: int | None) -> bool:
-    return most is None or int(sizes_of(texts).max(initial=0)) <= most
+def _fit(texts: pa.Array, maximum: int | None) -> bool:
+    return maximum is None or int(sizes_of(texts).max(initial=0)) <= maximum
 
 
-def _check_bytes(texts: Sequence[str], most: int | None, name: str, reason: str) -> None:
-    if most is None or 4 * sum(map(len, texts)) <= most:  # a character takes at most four bytes
+def _check_bytes(texts: Sequence[str], maximum: int | None, name: str, reason: str) -> None:
+    if maximum is None or 4 * sum(map(len, texts)) <= maximum:  # a character takes at most four bytes
         return
     size = sum(len(text.encode()) for text in texts)
-    if size > most:
-        raise invalid(reason, name, f"must have at most {most} bytes, got {size}")
+    if size > maximum:
+        raise invalid(reason, name, f"must have at most {maximum} bytes, got {size}")

@@ -166,14 +166,14 @@ def _string(value: object) -> ConvertedValue:
 def _string_list(value: object) -> ConvertedValue:
     note = None
     if isinstance(value, str):
-        found = list_in_text(value)
-        if found is None and value.lstrip().startswith("["):
+        items = list_in_text(value)
+        if items is None and value.lstrip().startswith("["):
             raise ValueError
-        if found is None and _LISTED.search(value):
+        if items is None and _LISTED.search(value):
             note = "a text with separators as a list of one (see `split`)"
-        elif found is not None and not value.lstrip().startswith("["):
+        elif items is not None and not value.lstrip().startswith("["):
             note = "a text in braces as a list"
-        value = [value] if found is None else found
+        value = [value] if items is None else items
     if isinstance(value, (set, frozenset)):
         value = sorted(value, key=str)
     if isinstance(value, np.ndarray):
@@ -193,8 +193,8 @@ def _int(value: object) -> ConvertedValue:
             if "_" in value:  # Python takes 1_000; in data it is a code
                 raise TypeError
         except ValueError:
-            found = _price(value) or ConvertedValue(_decimal(value), WHOLE_AS_INT)
-            number, note = _whole(found.value), found.note
+            price = _price(value) or ConvertedValue(_decimal(value), WHOLE_AS_INT)
+            number, note = _whole(price.value), price.note
     elif isinstance(value, (float, Decimal)):
         number, note = _whole(value), WHOLE_AS_INT if isinstance(value, float) else None
     elif isinstance(value, int):

@@ -43,7 +43,7 @@ def rows_with_dynamic(column: pa.ChunkedArray, names: Collection[str]) -> dict[s
         names: the names to look for.
 
     """
-    found: dict[str, np.ndarray] = {}
+    rows_of_name: dict[str, np.ndarray] = {}
     for name in names:
         # The name may be that of a key in a nested object, or stand in a text.
         maybe = pc.match_substring(column, f"{canonical_json(name)}:").fill_null(False)
@@ -51,8 +51,8 @@ def rows_with_dynamic(column: pa.ChunkedArray, names: Collection[str]) -> dict[s
         texts = column.take(pa.array(rows_R)).to_pylist() if len(rows_R) else []
         has_R = np.array([name in json.loads(text) for text in texts], bool)
         if has_R.any():
-            found[name] = rows_R[has_R]
-    return found
+            rows_of_name[name] = rows_R[has_R]
+    return rows_of_name
 
 
 def with_declared(table: pa.Table, kinds: Mapping[str, AttributeType]) -> tuple[pa.Table, list[Misfit]]:
@@ -68,23 +68,23 @@ def with_declared(table: pa.Table, kinds: Mapping[str, AttributeType]) -> tuple[
     new = [name for name in kinds if name not in table.column_names]
     if not new or DYNAMIC_COLUMN not in table.column_names:
         return table, []
-    places = rows_with_dynamic(table.column(DYNAMIC_COLUMN), new)
-    if not places:
+    rows_of_name = rows_with_dynamic(table.column(DYNAMIC_COLUMN), new)
+    if not rows_of_name:
         return table, []
     texts: list[str | None] = table.column(DYNAMIC_COLUMN).to_pylist()
     misfits = []
-    for name, rows_R in places.items():
+    for name, rows_R in rows_of_name.items():
         rule = attribute_rule(kinds[name], NO_LIMITS, Counter())
         values: list[Any] = [None] * table.num_rows
         for row in rows_R.tolist():
-            others = json.loads(texts[row] or "{}")
-            value = others.pop(name)
+            undeclared = json.loads(texts[row] or "{}")
+            value = undeclared.pop(name)
             try:
                 values[row] = None if value is None else rule.one(value, f"attributes.{name}")
             except InvalidRecordError as error:
                 misfits.append(Misfit(name, row, error.message))
                 continue
-            texts[row] = canonical_json(others) if others else None
+            texts[row] = canonical_json(undeclared) if undeclared else None
         table = table.append_column(name, pa.array(values, rule.type))
-    place = table.schema.get_field_index(DYNAMIC_COLUMN)
-    return table.set_column(place, DYNAMIC_COLUMN, pa.array(texts, pa.string())), misfits
+    column_number = table.schema.get_field_index(DYNAMIC_COLUMN)
+    return table.set_column(column_number, DYNAMIC_COLUMN, pa.array(texts, pa.string())), misfits

@@ -144,14 +144,14 @@ def changed_dynamic(column: pa.ChunkedArray, changes: Mapping[str, Any], *, path
         InvalidRecordError: as for `dynamic_json`; also if a row would have too many attributes.
 
     """
-    known: dict[str | None, str | None] = {}
+    changed: dict[str | None, str | None] = {}
     texts: list[str | None] = column.to_pylist()
     for text in texts:
-        if text not in known:
+        if text not in changed:
             values = {**(json.loads(text) if text else {}), **changes}
             kept = {name: value for name, value in values.items() if changes.get(name, name) is not None}
-            known[text] = dynamic_json(kept, path=path)
-    return pa.array([known[text] for text in texts], pa.string())
+            changed[text] = dynamic_json(kept, path=path)
+    return pa.array([changed[text] for text in texts], pa.string())
 
 
 def some_dynamic(column: pa.ChunkedArray, names: Collection[str]) -> pa.Array:
@@ -187,7 +187,7 @@ def timestamp_text(value: dt.datetime) -> str:
 
 MAX_SHOWN_BITS = 256
 """Python refuses to write numbers of many digits."""
-_LEAST, _MOST = -(2**63), 2**63 - 1
+_LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 
 class _Exactly:
@@ -241,7 +241,7 @@ def _plain(value: object, path: str) -> object:
 
 
 def _check_int(value: int, path: str) -> None:
-    if not _LEAST <= value <= _MOST:
+    if not _LEAST <= value <= _GREATEST:
         shown = f", got {value}" if value.bit_length() < MAX_SHOWN_BITS else ""
         raise _invalid(path, f"must fit 64 bits{shown}")
 
@@ -322,19 +322,19 @@ def dynamic_values(
     parts = [canonical_json(part).encode() for part in name.split(".")] if "." in name else []
     keys = (_read_only(canonical_json(name).encode()), _read_only(b"".join(parts)))
     bounds_L = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    found = []
+    piece_values = []
     for piece in _pieces(column):
         check()
-        found.append(_found(piece, *keys, bounds_L))
-    kinds_N = np.concatenate([np.zeros(0, np.uint8), *(kinds for kinds, _, _ in found)])
-    firsts = np.cumsum([0, *(len(kinds) for kinds, _, _ in found)])[:-1]
+        piece_values.append(_piece_values(piece, *keys, bounds_L))
+    kinds_N = np.concatenate([np.zeros(0, np.uint8), *(kinds for kinds, _, _ in piece_values)])
+    firsts = np.cumsum([0, *(len(kinds) for kinds, _, _ in piece_values)])[:-1]
     rows_P = np.concatenate(
         [
             np.zeros(0, np.int32),
-            *(rows + np.int32(first) for (_, rows, _), first in zip(found, firsts, strict=True)),
+            *(rows + np.int32(first) for (_, rows, _), first in zip(piece_values, firsts, strict=True)),
         ]
     )
-    tokens = pa.chunked_array([tokens for _, _, tokens in found], pa.large_string()).combine_chunks()
+    tokens = pa.chunked_array([tokens for _, _, tokens in piece_values], pa.large_string()).combine_chunks()
     return DynamicValues(
         rows=len(kinds_N),
         present_N=kinds_N >= kernels.SCALAR,
@@ -357,7 +357,7 @@ def _pieces(column: pa.ChunkedArray) -> Iterator[pa.Array]:
             yield chunk.slice(start, rows)
 
 
-def _found(
+def _piece_values(
     objects: pa.Array, key_K: np.ndarray, path_K: np.ndarray, bounds_L: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, pa.Array]:
     """Return what each row has, and the rows and the JSON of the scalars."""

@@ -95,9 +95,9 @@ class FieldExpression:
     @property
     def names(self) -> set[str]:
         """The fields that a record may have it in."""
-        most = min(len(self.parts), MAX_DOTTED_PARTS)
-        paths = {".".join(self.parts[:size]) for size in range(1, most + 1)}
-        return {self.text} | paths | {name for one in self.inner for name in one.names}
+        depth = min(len(self.parts), MAX_DOTTED_PARTS)
+        paths = {".".join(self.parts[:size]) for size in range(1, depth + 1)}
+        return {self.text} | paths | {name for expression in self.inner for name in expression.names}
 
     def value(self, record: Mapping[str, Any]) -> Any:
         """Return the value in a record; None if there is none, or NaN. Templates give text, without missing fields.
@@ -107,10 +107,10 @@ class FieldExpression:
 
         """
         if self.is_name or self.text in record:
-            found = record.get(self.text)
+            value = record.get(self.text)
         else:
-            found = self._filled(record) if self.inner else _at(record, self.parts)
-        return None if is_nan(found) else found
+            value = self._filled(record) if self.inner else _at(record, self.parts)
+        return None if is_nan(value) else value
 
     def part(self, record: Mapping[str, Any], separator: str) -> str | None:
         """Return the value in a record as a part of a text, items of a list joined; raises as `value`."""
@@ -123,18 +123,18 @@ class FieldExpression:
 
     def is_complete(self, record: Mapping[str, Any]) -> bool:
         """Return whether all fields of a template have values, as an id needs it."""
-        return self.text in record or all(one.value(record) is not None for one in self.inner)
+        return self.text in record or all(expression.value(record) is not None for expression in self.inner)
 
     def _filled(self, record: Mapping[str, Any]) -> str | None:
-        texts = [one.part(record, ", ") for one in self.inner]
+        texts = [expression.part(record, ", ") for expression in self.inner]
         if all(text is None for text in texts):
             return None
-        given = iter(texts)
+        parts = iter(texts)
 
-        def replaced(found: re.Match[str]) -> str:
-            if found[1] is None:
-                return found[0][0]
-            return next(given) or ""
+        def replaced(match: re.Match[str]) -> str:
+            if match[1] is None:
+                return match[0][0]
+            return next(parts) or ""
 
         return _BRACES.sub(replaced, self.text).strip() or None
 
@@ -157,20 +157,20 @@ def _at(value: Any, parts: Sequence[str]) -> Any:
     if isinstance(value, str):
         value = _described(value)
     if isinstance(value, Mapping):
-        most = min(len(parts), MAX_DOTTED_PARTS)
-        sizes = (size for size in range(most, 0, -1) if ".".join(parts[:size]) in value)
+        depth = min(len(parts), MAX_DOTTED_PARTS)
+        sizes = (size for size in range(depth, 0, -1) if ".".join(parts[:size]) in value)
         size = next(sizes, 0)
         return _at(value[".".join(parts[:size])], parts[size:]) if size else None
     if not isinstance(value, list):
         return None
     if parts[0].isdecimal():
         return _at(value[int(parts[0])], parts[1:]) if int(parts[0]) < len(value) else None
-    found: list[Any] = []
+    items: list[Any] = []
     for item in value:
         inner = _at(item, parts)
         if inner is not None:
-            found += inner if isinstance(inner, list) else [inner]
-    return found or None
+            items += inner if isinstance(inner, list) else [inner]
+    return items or None
 
 
 def _described(text: str) -> object:
@@ -216,10 +216,10 @@ class MappedField:
     def value(self, record: Mapping[str, Any]) -> Any:
         """Return the value in a record, None without one; the error, as `validate` takes it, if it cannot be read."""
         try:
-            found = self._found(record)
+            value = self._found(record)
             if self.separator is not None:
-                found = join_texts(found, self.separator)
-            return found if found is None or self.convert is None else self.convert(found)
+                value = join_texts(value, self.separator)
+            return value if value is None or self.convert is None else self.convert(value)
         except InvalidRecordError as error:
             return error
 
@@ -229,9 +229,9 @@ class MappedField:
         if column is not None and not self._works_on(column.type):
             return column
         if column is not None and len(self.expressions) == 1:
-            own = self.expressions[0].text
-            return [self.value({own: value}) for value in python_values(column)]
-        names = {name for one in self.expressions for name in one.names}
+            field_text = self.expressions[0].text
+            return [self.value({field_text: value}) for value in python_values(column)]
+        names = {name for expression in self.expressions for name in expression.names}
         needed = batch.select([name for name in batch.schema.names if name in names])
         records = python_rows(needed) if needed.num_columns else [{}] * rows
         return [self.value(record) for record in records]
@@ -240,10 +240,12 @@ class MappedField:
         if not self.expressions:
             return self.constant
         if len(self.expressions) > 1:
-            texts = [one.part(record, self.separator or "") for one in self.expressions]
+            texts = [expression.part(record, self.separator or "") for expression in self.expressions]
             return texts if any(text is not None for text in texts) else None
-        (one,) = self.expressions
-        return None if self.must_be_complete and not one.is_complete(record) else one.value(record)
+        (expression,) = self.expressions
+        return (
+            None if self.must_be_complete and not expression.is_complete(record) else expression.value(record)
+        )
 
     def _works_on(self, kind: pa.DataType) -> bool:
         lists = self.separator is not None and kind_of(kind) == "list"
@@ -254,14 +256,14 @@ class MappedField:
         names = batch.schema.names
         if len(self.expressions) != 1:
             return None
-        (one,) = self.expressions
-        if one.text in names:
-            return batch.column(one.text)
-        if one.is_name:
+        (expression,) = self.expressions
+        if expression.text in names:
+            return batch.column(expression.text)
+        if expression.is_name:
             return pa.nulls(batch.num_rows)
-        if not one.parts or one.parts[0] not in names:
+        if not expression.parts or expression.parts[0] not in names:
             return None
-        column, parts = batch.column(one.parts[0]), one.parts[1:]
+        column, parts = batch.column(expression.parts[0]), expression.parts[1:]
         while parts and pa.types.is_struct(column.type) and column.type.get_field_index(parts[0]) >= 0:
             column, parts = pc.struct_field(column, [parts[0]]), parts[1:]
         return None if parts else column
@@ -320,8 +322,8 @@ class FieldMapping:
     @cached_property
     def names(self) -> frozenset[str]:
         """All fields of a record that may be read, at its top."""
-        expressions = (one for mapped in self.fields.values() for one in mapped.expressions)
-        return frozenset(name for one in expressions for name in one.names)
+        expressions = (expression for mapped in self.fields.values() for expression in mapped.expressions)
+        return frozenset(name for expression in expressions for name in expression.names)
 
     def name(self, column: str) -> str:
         """Return what messages call the field of a column."""
@@ -336,12 +338,12 @@ class FieldMapping:
 
         Exported rows have them in one field, as a JSON object.
         """
-        found = {name: value for name, value in record.items() if self.is_other(str(name))}
+        undeclared = {name: value for name, value in record.items() if self.is_other(str(name))}
         try:
-            exported = parsed_dynamic(found.pop(DYNAMIC_COLUMN, None))
+            exported = parsed_dynamic(undeclared.pop(DYNAMIC_COLUMN, None))
         except InvalidRecordError as error:
             return error
-        return {**found, **exported}
+        return {**undeclared, **exported}
 
     def others_of(self, batch: pa.RecordBatch) -> list[dict[str, Any] | InvalidRecordError]:
         """Return `others` of each row of a batch; null stands for no value there."""
@@ -385,15 +387,15 @@ class FieldMapping:
             except InvalidRecordError as error:
                 errors.append(error)
         _raise_all(errors)
-        others = self.others({name: value for name, value in record.items() if name not in without})
-        if isinstance(others, InvalidRecordError):
-            raise others
+        undeclared = self.others({name: value for name, value in record.items() if name not in without})
+        if isinstance(undeclared, InvalidRecordError):
+            raise undeclared
         point = {_DATAPOINT_KEYS.get(name, name): values.pop(name) for name in _FIXED if name in values}
         columns = {name: vector_column(name) for name in self._named}
         vectors = {name: values.pop(column) for name, column in columns.items() if column in values}
         spans = {name: values.pop(name) for name in (SPOKEN_COLUMN, *SPAN) if name in values}
         spans.pop(SPOKEN_COLUMN, None)
-        attributes = others | values
+        attributes = undeclared | values
         return (
             point
             | spans
@@ -444,7 +446,10 @@ def _source_fields(source: SourceSpec) -> dict[str, MappedField]:
 def _vector_fields(spec: IndexSpec) -> dict[str, MappedField]:
     """Return the fields with named vectors: those that the spec names; in exports, the names below `vectors`."""
     is_export = spec.source.format == "datapoints"
-    paths = {name: f"vectors.{name}" if is_export else own.vector for name, own in spec.named_vectors.items()}
+    paths = {
+        name: f"vectors.{name}" if is_export else vector_spec.vector
+        for name, vector_spec in spec.named_vectors.items()
+    }
     return {
         vector_column(name): _field(
             path,
@@ -456,15 +461,15 @@ def _vector_fields(spec: IndexSpec) -> dict[str, MappedField]:
     }
 
 
-def _attribute(name: str, kind: AttributeType, own: AttributeSpec | None) -> MappedField:
-    if own is None:
+def _attribute(name: str, kind: AttributeType, attribute: AttributeSpec | None) -> MappedField:
+    if attribute is None:
         return _field(name)
-    if own.value is not None:
-        return MappedField(name=name, expressions=(), constant=own.value)
-    path = own.path or name
+    if attribute.value is not None:
+        return MappedField(name=name, expressions=(), constant=attribute.value)
+    path = attribute.path or name
     expression = FieldExpression(path)
     separator = ", " if kind == "string" and not expression.is_name else None
-    convert, takes = _attribute_conversion(path, own)
+    convert, takes = _attribute_conversion(path, attribute)
     return MappedField(
         name=path,
         expressions=(expression,),
@@ -475,15 +480,15 @@ def _attribute(name: str, kind: AttributeType, own: AttributeSpec | None) -> Map
     )
 
 
-def _attribute_conversion(path: str, own: AttributeSpec) -> tuple[_Conversion | None, _Takes]:
-    if own.split is not None:
-        return partial(split_text, separator=own.split), _is_text
-    if own.decimal is not None:
-        return partial(_decimal, name=path, mark=own.decimal), _is_text
-    if own.format is not None:
-        return partial(_formatted, name=path, format=own.format), _is_text_or_number
-    if own.unit is not None:
-        return partial(number_of_time, unit=own.unit), _is_text_or_number
+def _attribute_conversion(path: str, attribute: AttributeSpec) -> tuple[_Conversion | None, _Takes]:
+    if attribute.split is not None:
+        return partial(split_text, separator=attribute.split), _is_text
+    if attribute.decimal is not None:
+        return partial(_decimal, name=path, mark=attribute.decimal), _is_text
+    if attribute.format is not None:
+        return partial(_formatted, name=path, format=attribute.format), _is_text_or_number
+    if attribute.unit is not None:
+        return partial(number_of_time, unit=attribute.unit), _is_text_or_number
     return None, lambda _: True
 
 

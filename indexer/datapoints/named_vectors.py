@@ -94,18 +94,18 @@ def without_absent(table: pa.Table) -> pa.Table:
 def with_vectors(table: pa.Table, name: str, vectors: Sequence[np.ndarray | None]) -> pa.Table:
     """Return a table with other vectors of a name, float32 (D,) or None for each row."""
     column = vector_column(name)
-    place, array = table.schema.get_field_index(column), vectors_array(vectors)
-    if place < 0:
+    column_number, array = table.schema.get_field_index(column), vectors_array(vectors)
+    if column_number < 0:
         return table.append_column(column, array)
-    return table.set_column(place, column, array)
+    return table.set_column(column_number, column, array)
 
 
 def with_missing_vectors(table: pa.Table, name: str, vectors: Sequence[np.ndarray | None]) -> pa.Table:
     """Return a table with vectors of a name, float32 (D,), for the rows that lack one."""
-    place = table.schema.get_field_index(vector_column(name))
-    given, made = table.column(place), vectors_array(vectors)
-    whole = made if given.null_count == len(given) else pc.coalesce(given, made)
-    return table.set_column(place, vector_column(name), whole)
+    column_number = table.schema.get_field_index(vector_column(name))
+    stored, made = table.column(column_number), vectors_array(vectors)
+    whole = made if stored.null_count == len(stored) else pc.coalesce(stored, made)
+    return table.set_column(column_number, vector_column(name), whole)
 
 
 def vectors_table(table: pa.Table, name: str, places_N: np.ndarray | None = None) -> pa.Table:
@@ -253,10 +253,10 @@ def unfilled(table: pa.Table) -> pa.Table:
     if "embedding" not in table.column_names or present_N.all():
         return table
     column = table.column("embedding")
-    places = pa.array(np.arange(table.num_rows), mask=~present_N)
-    return _with_embedding(table, column.take(places), nullable=True)
+    rows = pa.array(np.arange(table.num_rows), mask=~present_N)
+    return _with_embedding(table, column.take(rows), nullable=True)
 
 
 def _with_embedding(table: pa.Table, column: pa.ChunkedArray, *, nullable: bool) -> pa.Table:
-    place = table.schema.get_field_index("embedding")
-    return table.set_column(place, table.schema.field(place).with_nullable(nullable), column)
+    column_number = table.schema.get_field_index("embedding")
+    return table.set_column(column_number, table.schema.field(column_number).with_nullable(nullable), column)

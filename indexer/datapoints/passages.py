@@ -75,20 +75,20 @@ def passage_rows(
     schema = written_schema(spec, vectors_PD.shape[1])
     parents_P = np.repeat(np.arange(documents.num_rows), counts)
     parents, is_cut = pa.array(parents_P, pa.int64()), spec.source.chunk is not None
-    own = PASSAGE_ATTRIBUTES
-    shared = [name for name in documents.column_names if name in own or name not in passages]
+    kinds = PASSAGE_ATTRIBUTES
+    shared = [name for name in documents.column_names if name in kinds or name not in passages]
     rows = documents.select(shared).take(parents)
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
     for column in (column for column in map(vector_column, spec.named_vectors) if column in columns):
         firsts = np.where(np.diff(parents_P, prepend=-1) > 0, np.arange(len(parents_P)), -1)
         columns[column] = columns[column].take(pa.array(firsts, mask=firsts < 0))
     for name, values in passages.items():
-        if name not in own:
+        if name not in kinds:
             columns[name] = pa.array(values, schema.field(name).type)
-        elif spec.attributes.get(name) == own[name]:
+        elif spec.attributes.get(name) == kinds[name]:
             kind = schema.field(name).type
-            found = [list(value) or None for value in values] if pa.types.is_list(kind) else values
-            columns[name] = pc.coalesce(columns[name], pa.array(found, kind))
+            column_values = [list(value) or None for value in values] if pa.types.is_list(kind) else values
+            columns[name] = pc.coalesce(columns[name], pa.array(column_values, kind))
     columns |= _spans(documents, columns, parents, is_cut=is_cut)
     if is_cut:
         numbers = [str(number) for count in counts for number in range(count)]
@@ -98,13 +98,14 @@ def passage_rows(
 
 
 def _spans(
-    documents: pa.Table, found: Mapping[str, pa.Array], parents: pa.Array, *, is_cut: bool
+    documents: pa.Table, spans: Mapping[str, pa.Array], parents: pa.Array, *, is_cut: bool
 ) -> dict[str, pa.ChunkedArray]:
     """Return where passages stand, as columns: as their documents say, or where these are cut, as their texts say."""
     names = [name for name in (_TIMES if is_cut else SPAN) if name in documents.column_names]
-    given = documents.select(names).take(parents)
+    columns = documents.select(names).take(parents)
     return {
-        name: pc.coalesce(found[name], given.column(name)) if is_cut else given.column(name) for name in names
+        name: pc.coalesce(spans[name], columns.column(name)) if is_cut else columns.column(name)
+        for name in names
     }
 
 
@@ -177,7 +178,7 @@ def named_texts(table: pa.Table, spec: IndexSpec, name: str) -> list[str | None]
         if known_N.any():
             documents = table.column("document_id")
             wanted_N &= ~pc.is_in(documents, documents.filter(pa.array(known_N))).to_numpy()
-    return [text if wanted else None for text, wanted in zip(texts, wanted_N.tolist(), strict=True)]
+    return [text if has_text else None for text, has_text in zip(texts, wanted_N.tolist(), strict=True)]
 
 
 def texts_of_field(table: pa.Table, field: str) -> list[str | None]:
@@ -201,6 +202,6 @@ def first_passages(table: pa.Table, spec: IndexSpec) -> np.ndarray:
     if spec.source.chunk is None:
         return np.ones(table.num_rows, bool)
     ids, documents = (table.column(name).to_pylist() for name in ("id", "document_id"))
-    later = [own != whole and _LATER.search(own) for own, whole in zip(ids, documents, strict=True)]
+    later = [id != whole and _LATER.search(id) for id, whole in zip(ids, documents, strict=True)]
     first_N: np.ndarray = table.column("text").is_null().to_numpy() | ~np.array(later, bool)
     return first_N

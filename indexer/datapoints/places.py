@@ -41,17 +41,17 @@ def place_of(value: object) -> dict[str, float] | None:
         raise TypeError(f"it is no mapping{hint}")
     if "coordinates" in value:
         value = _geojson(value)
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for key, number in value.items():
         name = _NAMES.get(key)
-        if name is None or name in found:
+        if name is None or name in numbers:
             raise ValueError(f"it has the key {key!r:.80}")
-        found[name] = number
-    if not any(number is not None for number in found.values()) and found:
+        numbers[name] = number
+    if not any(number is not None for number in numbers.values()) and numbers:
         return None
-    if missing := [name for name in _LIMITS if found.get(name) is None]:
+    if missing := [name for name in _LIMITS if numbers.get(name) is None]:
         raise ValueError(f"it has no {missing[0]}")
-    return {name: _degrees(found[name], name) for name in _LIMITS}
+    return {name: _degrees(numbers[name], name) for name in _LIMITS}
 
 
 def place_problem(value: object) -> str:
@@ -72,12 +72,12 @@ def places_column(values: pa.Array) -> pa.Array | None:
     if columns.keys() != _LIMITS.keys():
         return None
     degrees = [columns[name].cast(pa.float64()) for name in _LIMITS]
-    for column, most in zip(degrees, _LIMITS.values(), strict=True):
+    for column, limit in zip(degrees, _LIMITS.values(), strict=True):
         ends = pc.min_max(column).as_py()
         has_nan = pc.any(pc.is_nan(column)).as_py()
         if column.null_count != values.null_count or has_nan:
             return None
-        if ends["min"] is not None and not -most <= ends["min"] <= ends["max"] <= most:
+        if ends["min"] is not None and not -limit <= ends["min"] <= ends["max"] <= limit:
             return None
     return pa.StructArray.from_arrays(degrees, fields=list(GEO_TYPE), mask=pc.is_null(values))
 
@@ -106,7 +106,7 @@ def _geojson(value: Mapping[Any, Any]) -> dict[str, Any]:
 def _degrees(value: Any, name: str) -> float:
     if isinstance(value, bool):
         raise TypeError(f"{name} is no number")
-    degrees, most = float(value), _LIMITS[name]
-    if not math.isfinite(degrees) or abs(degrees) > most:
-        raise ValueError(f"{name} must be -{most:g} to {most:g} degrees")
+    degrees, limit = float(value), _LIMITS[name]
+    if not math.isfinite(degrees) or abs(degrees) > limit:
+        raise ValueError(f"{name} must be -{limit:g} to {limit:g} degrees")
     return degrees

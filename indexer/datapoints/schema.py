@@ -109,10 +109,10 @@ def _schema(
     ]  # fmt: skip
     if has_sparse:
         fixed += [pa.field(name, kind) for name, kind in SPARSE_COLUMNS.items()]
-    own = [pa.field(name, ARROW_TYPES[kind]) for name, kind in attributes]
+    fields = [pa.field(name, ARROW_TYPES[kind]) for name, kind in attributes]
     undeclared = [pa.field(DYNAMIC_COLUMN, pa.string())] if dynamic else []
     return pa.schema(
-        [*fixed, *own, *undeclared, *(pa.field(vector_column(name), NAMED_TYPE) for name in named)]
+        [*fixed, *fields, *undeclared, *(pa.field(vector_column(name), NAMED_TYPE) for name in named)]
     )
 
 

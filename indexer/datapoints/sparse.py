@@ -60,10 +60,10 @@ class SparsePostings:
 
     def numbers(self, indices_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which of some dimensions occur (bool), and the numbers of those that do (int64)."""
-        places = np.searchsorted(self.keys_T, indices_Q)
-        inside = np.minimum(places, max(len(self.keys_T) - 1, 0))
-        known = self.keys_T[inside] == indices_Q if len(self.keys_T) else np.zeros(len(indices_Q), bool)
-        return known, places[known].astype(np.int64)
+        positions = np.searchsorted(self.keys_T, indices_Q)
+        inside = np.minimum(positions, max(len(self.keys_T) - 1, 0))
+        is_present = self.keys_T[inside] == indices_Q if len(self.keys_T) else np.zeros(len(indices_Q), bool)
+        return is_present, positions[is_present].astype(np.int64)
 
 
 def write_sparse(table: pa.Table, folder: Path) -> None:
@@ -115,10 +115,10 @@ def score_sparse(
     from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
 
     known_Q, numbers_T = postings.numbers(indices_Q)
-    most = int((postings.starts_T[numbers_T + 1] - postings.starts_T[numbers_T]).sum())
+    postings_count = int((postings.starts_T[numbers_T + 1] - postings.starts_T[numbers_T]).sum())
     # Zeros cost nothing until a page is written to, so few matches in a large segment stay cheap.
     scores_N, seen_N = np.zeros(rows, np.float64), np.zeros(rows, bool)
-    rows_M = np.empty(min(rows, most), np.int64)
+    rows_M = np.empty(min(rows, postings_count), np.int64)
     count = fused.add_products(
         postings.starts_T, postings.rows_P, postings.values_P, numbers_T, values_Q[known_Q].astype(np.float64),
         scores_N, seen_N, rows_M,

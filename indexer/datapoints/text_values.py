@@ -117,12 +117,12 @@ def list_in_text(text: str) -> list[Any] | None:
     text = text.strip()
     if text.startswith("["):
         try:
-            found = exact_json(text)
+            literal = exact_json(text)
         except RecursionError:
             return None
         except ValueError:
-            found = _python_list(text)
-        return found if isinstance(found, list) else None
+            literal = _python_list(text)
+        return literal if isinstance(literal, list) else None
     if text.startswith("{") and text.endswith("}") and ":" not in text:
         items = next(csv.reader([text[1:-1]], escapechar="\\", doublequote=False), [])
         return [item for item in items if item != "NULL"]
@@ -201,18 +201,18 @@ def time_in_text(text: str) -> dt.datetime:
     text = text.strip()
     if _COMPACT.fullmatch(text):
         return dt.datetime.strptime(text, "%Y%m%d%H%M%S")
-    if found := _POINTED.fullmatch(text):
-        day, month, year, time = found.groups()
+    if match := _POINTED.fullmatch(text):
+        day, month, year, time = match.groups()
         text = f"{year}-{month:0>2}-{day:0>2}" + (f" {time:0>5}" if time else "")
-    elif found := _SLASHED.fullmatch(text):
-        year, month, day, time = found.groups()
+    elif match := _SLASHED.fullmatch(text):
+        year, month, day, time = match.groups()
         text = f"{year}-{month:0>2}-{day:0>2}" + (f" {time}" if time else "")
     elif _MAILED.match(text):
         return _mailed_time(text)
-    if found := _ZULU.search(text):
-        text = text[: found.start()] + "+00:00"
-    elif ":" in text and (found := _SHORT_OFFSET.search(text)):
-        text = f"{text[: found.start()].rstrip()}{found[1]}:{found[2] or '00'}"
+    if match := _ZULU.search(text):
+        text = text[: match.start()] + "+00:00"
+    elif ":" in text and (match := _SHORT_OFFSET.search(text)):
+        text = f"{text[: match.start()].rstrip()}{match[1]}:{match[2] or '00'}"
     return dt.datetime.fromisoformat(text)
 
 
@@ -261,11 +261,11 @@ def price_in_text(text: str) -> Price | None:
     text = text.strip()
     if len(text) > _MOST_CHARACTERS or text.isdecimal():
         return None
-    found = _BEFORE.fullmatch(text) or _BEHIND.fullmatch(text)
-    if found is None:
+    match = _BEFORE.fullmatch(text) or _BEHIND.fullmatch(text)
+    if match is None:
         return None
-    is_negative = (found["sign"] in ("-", "−")) != bool(found["minus"])
-    return Price(found["currency"], ("-" if is_negative else "") + found["number"])
+    is_negative = (match["sign"] in ("-", "−")) != bool(match["minus"])
+    return Price(match["currency"], ("-" if is_negative else "") + match["number"])
 
 
 def without_currency(text: str) -> str:
@@ -276,8 +276,8 @@ def without_currency(text: str) -> str:
 
 def number_in_price(price: Price) -> Decimal | None:
     """Return the number of a price; None if it is none, or can be two: `1.234` is 1234 or 1.234."""
-    found = {decimal_number(price.digits, mark) for mark in ".,"} - {None}
-    return found.pop() if len(found) == 1 else None
+    numbers = {decimal_number(price.digits, mark) for mark in ".,"} - {None}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 _SECOND = r"(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
@@ -316,7 +316,9 @@ def instants(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
         own_V[np.flatnonzero(np.asarray(is_form))[are_times]] = True
         if own_V.any():
             is_time_V |= own_V
-            texts = pc.replace_with_mask(texts, pa.array(own_V), _written(micros[are_times]).cast(texts.type))
+            texts = pc.replace_with_mask(
+                texts, pa.array(own_V), _texts_of(micros[are_times]).cast(texts.type)
+            )
     return texts, is_time_V
 
 
@@ -325,8 +327,8 @@ def comparable_text(text: str) -> str:
     """Return one text as it is compared."""
     if not text[:4].isdecimal():
         return text
-    found: str = comparable(pa.array([text], pa.large_string()))[0].as_py()
-    return found
+    text_form: str = comparable(pa.array([text], pa.large_string()))[0].as_py()
+    return text_form
 
 
 def _micros(parts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -357,12 +359,12 @@ def _numbers(parts: pa.Array, name: str) -> np.ndarray:
 
 def _integers(digits: pa.Array) -> np.ndarray:
     """Return the numbers in some digits, int64; 0 of none."""
-    given = pc.if_else(pc.equal(digits, ""), "0", pc.fill_null(digits, "0"))
-    numbers: np.ndarray = given.cast(pa.int64()).to_numpy(zero_copy_only=False).copy()
+    padded = pc.if_else(pc.equal(digits, ""), "0", pc.fill_null(digits, "0"))
+    numbers: np.ndarray = padded.cast(pa.int64()).to_numpy(zero_copy_only=False).copy()
     return numbers
 
 
-def _written(micros: np.ndarray) -> Any:
+def _texts_of(micros: np.ndarray) -> Any:
     """Return times as `datetime.isoformat` writes those in UTC."""
     seconds = pa.array(micros // 1_000_000).cast(pa.timestamp("s")).cast(pa.string())
     rest = micros % 1_000_000

@@ -157,15 +157,17 @@ def validate(
         # Texts without a vector are cut first, if they are to be embedded.
         columns[SPOKEN_COLUMN] = _spoken(columns["text"], has_vector_N | (not embeds), spoken, check)
     schema = written_schema(spec, dimensions)
-    place = schema.get_field_index("embedding")
+    column_number = schema.get_field_index("embedding")
     if vectors_ND is None:
-        schema = schema.remove(place)
+        schema = schema.remove(column_number)
     else:
         mask = None if has_vector_N.all() else pa.array(~has_vector_N)
-        flat, field = pa.array(vectors_ND.reshape(-1)), schema.field(place)
+        flat, field = pa.array(vectors_ND.reshape(-1)), schema.field(column_number)
         columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, type=field.type, mask=mask)
-        schema = schema if mask is None else schema.set(place, field.with_nullable(True))
-    arrays = [columns[one.name] if one.name in columns else pa.nulls(rows, one.type) for one in schema]
+        schema = schema if mask is None else schema.set(column_number, field.with_nullable(True))
+    arrays = [
+        columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema
+    ]
     return batch.result(pa.Table.from_arrays(arrays, schema=schema), columns["id"])
 
 
@@ -193,10 +195,10 @@ class _Batch:
         whole = rule.whole(values)
         if whole is not None:
             return whole
-        given = listed(values)
+        items = listed(values)
         if rule.missing is not None:
-            given = [invalid(rule.missing, name, "is null") if value is None else value for value in given]
-        converted = self._converted(enumerate(given), lambda value: rule.one(value, name))
+            items = [invalid(rule.missing, name, "is null") if value is None else value for value in items]
+        converted = self._converted(enumerate(items), lambda value: rule.one(value, name))
         return pa.array([converted.get(row) for row in range(self._rows)], rule.type)
 
     def vectors(
@@ -237,11 +239,11 @@ class _Batch:
     def named(self, spec: IndexSpec, dimensions: Mapping[str, int]) -> dict[str, pa.Array]:
         """Return the columns of named vectors."""
         columns: dict[str, pa.Array] = {}
-        for vectors, own in spec.named_vectors.items():
+        for vectors, vector_spec in spec.named_vectors.items():
             column = vector_column(vectors)
             if column in self._fields:
                 name, values = self._fields[column]
-                columns[column] = self._named(name, values, dimensions.get(vectors), own.distance)
+                columns[column] = self._named(name, values, dimensions.get(vectors), vector_spec.distance)
         return columns
 
     def _named(self, name: str, values: Values, dimensions: int | None, distance: str) -> pa.Array:
@@ -259,10 +261,10 @@ class _Batch:
         if not embeds:
             self._note(without_N, invalid("missing_vector", vector, "is required: the index has no encoder"))
             return
-        name, given = self._fields.get("text", ("text", ()))
+        name, texts = self._fields.get("text", ("text", ()))
         if "text" in columns:
             without_text_N = without_N & columns["text"].is_null().to_numpy(zero_copy_only=False)
-            is_given_N = np.array([value is not None for value in listed(given)], bool)
+            is_given_N = np.array([value is not None for value in listed(texts)], bool)
             self._note(without_text_N & is_given_N, invalid("missing_text", name, "is blank"))
         else:
             without_text_N = without_N
@@ -282,8 +284,8 @@ class _Batch:
         name, values = self._fields[SPARSE]
         pairs = self._converted(enumerate(listed(values)), lambda value: sparse_value(value, field=name))
         return {
-            column: pa.array([pairs[row][place] if row in pairs else None for row in range(self._rows)], kind)
-            for place, (column, kind) in enumerate(SPARSE_COLUMNS.items())
+            column: pa.array([pairs[row][part] if row in pairs else None for row in range(self._rows)], kind)
+            for part, (column, kind) in enumerate(SPARSE_COLUMNS.items())
         }
 
     def span(self, texts: pa.Array | None) -> dict[str, pa.Array]:
@@ -305,7 +307,7 @@ class _Batch:
         if not rejected:
             return ValidatedBatch(table, np.arange(self._rows), [], self.converted)
         good_N = np.ones(self._rows, bool)
-        good_N[[one.row for one in rejected]] = False
+        good_N[[rejection.row for rejection in rejected]] = False
         return ValidatedBatch(
             table.filter(pa.array(good_N)), np.flatnonzero(good_N), rejected, self.converted
         )
@@ -316,7 +318,9 @@ class _Batch:
 
     def _add(self, row: int, error: InvalidRecordError) -> None:
         errors = self.errors.setdefault(row, [])
-        if error.field not in [one.field for one in errors]:  # a text that does not fit is also missing, say
+        if error.field not in [
+            earlier.field for earlier in errors
+        ]:  # a text that does not fit is also missing, say
             errors.append(error)
 
     def _converted(self, values: Iterable[tuple[int, Any]], convert: Callable[[Any], Any]) -> dict[int, Any]:
@@ -339,9 +343,9 @@ def _whole_named(values: Values, dimensions: int, distance: str) -> pa.Array | N
     if not isinstance(values, pa.Array) or not _is_list_of_numbers(values.type):
         return None
     present_N = values.is_valid().to_numpy(zero_copy_only=False)
-    given = values.drop_null()
-    sizes = pc.list_value_length(given)
-    flat = given.flatten()
+    present = values.drop_null()
+    sizes = pc.list_value_length(present)
+    flat = present.flatten()
     if flat.null_count or (
         len(sizes) and pc.min_max(sizes).as_py() != {"min": dimensions, "max": dimensions}
     ):
@@ -372,8 +376,8 @@ def _without_blanks(texts: pa.Array, embedded_N: np.ndarray) -> pa.Array:
 def _spoken(
     texts: pa.Array, wanted_N: np.ndarray, spoken: Callable[[str], str | None], check: Callable[[], None]
 ) -> pa.Array:
-    found: list[str | None] = [None] * len(texts)
+    spoken_texts: list[str | None] = [None] * len(texts)
     for row in np.flatnonzero(wanted_N & texts.is_valid().to_numpy(zero_copy_only=False)).tolist():
         check()
-        found[row] = spoken(texts[row].as_py())
-    return pa.array(found, pa.string())
+        spoken_texts[row] = spoken(texts[row].as_py())
+    return pa.array(spoken_texts, pa.string())

@@ -27,10 +27,10 @@ def make_coarse(
 ) -> None:
     """Write each vector as int8 times a scale (float32), the length of what is lost and its own (both float64)."""
     for row in range(vectors_ND.shape[0]):
-        most = np.float32(0)
+        largest = np.float32(0)
         for component in range(vectors_ND.shape[1]):
-            most = max(most, abs(vectors_ND[row, component]))
-        scale = np.float32(most / np.float32(LARGEST))
+            largest = max(largest, abs(vectors_ND[row, component]))
+        scale = np.float32(largest / np.float32(LARGEST))
         scales_N[row] = scale
         lost, whole = np.float64(0), np.float64(0)
         for component in range(vectors_ND.shape[1]):
@@ -63,13 +63,13 @@ def nearest_by_coarse(
     query_D: np.ndarray,
     ranks_N: np.ndarray,
     coarse_N: np.ndarray,
-    most: int,
+    limit: int,
     rows_K: np.ndarray,
     scores_K: np.ndarray,
 ) -> bool:
     """Write the best rows for a query as `row_kernels.nearest_rows` does among all rows, by inner product.
 
-    Returns False, and leaves what it writes undefined, if more than `most` rows can be among the best.
+    Returns False, and leaves what it writes undefined, if more than `limit` rows can be among the best.
 
     Args:
         coarse_ND: of `make_coarse`, as `scales_N`.
@@ -79,7 +79,7 @@ def nearest_by_coarse(
         query_D: float32.
         ranks_N: of `Ties`.
         coarse_N: gets the coarse scores, float32.
-        most: rows to score.
+        limit: rows to score.
         rows_K: gets the rows, int64; -1 after the last.
         scores_K: gets their scores, float32; minus infinity after the last.
 
@@ -91,24 +91,24 @@ def nearest_by_coarse(
     for row in range(coarse_N.shape[0]):
         least = coarse_N[row] - errors_N[row]
         if least > scores_K[k - 1]:
-            place = k - 1
-            while place > 0 and scores_K[place - 1] < least:
-                scores_K[place] = scores_K[place - 1]
-                place -= 1
-            scores_K[place] = least
+            position = k - 1
+            while position > 0 and scores_K[position - 1] < least:
+                scores_K[position] = scores_K[position - 1]
+                position -= 1
+            scores_K[position] = least
     floor = scores_K[k - 1]
     promising = 0
     for row in range(coarse_N.shape[0]):
         promising += coarse_N[row] + errors_N[row] >= floor
-    if promising > most:
+    if promising > limit:
         return False
-    found = 0
+    count = 0
     for row in range(coarse_N.shape[0]):
         if coarse_N[row] + errors_N[row] >= floor:
             value = score(vectors_ND, row, query_D, False)
             # Tested here, as in `nearest_rows`: the call takes longer than the score.
-            if found < k or value >= scores_K[k - 1]:
-                found = insert(rows_K, scores_K, found, row, value, ranks_N)
-    rows_K[found:] = -1
-    scores_K[found:] = -np.float32(np.inf)
+            if count < k or value >= scores_K[k - 1]:
+                count = insert(rows_K, scores_K, count, row, value, ranks_N)
+    rows_K[count:] = -1
+    scores_K[count:] = -np.float32(np.inf)
     return True

@@ -86,16 +86,16 @@ def _add_bm25(
 
     `base + slope * length` normalises by the length of a row. Returns the number of rows that match (lexical/bm25.py).
     """
-    found = 0
+    hits = 0
     for position in range(terms_Q.shape[0]):
         term, weight = terms_Q[position], weights_Q[position]
         for posting in range(starts_T[term], starts_T[term + 1]):
             row, count = rows_P[posting], counts_P[posting]
             if scores_N[row] == 0:
-                found_M[found] = row
-                found += 1
+                found_M[hits] = row
+                hits += 1
             scores_N[row] += weight * count / (count + base + slope * lengths_N[row])
-    return found
+    return hits
 
 
 def _add_products(
@@ -112,17 +112,17 @@ def _add_products(
 
     `seen_N` must be all False. Returns the number of rows that match. See `scannery.indexer.datapoints.sparse`.
     """
-    found = 0
+    count = 0
     for position in range(numbers_Q.shape[0]):
         number, weight = numbers_Q[position], weights_Q[position]
         for entry in range(starts_T[number], starts_T[number + 1]):
             row = rows_P[entry]
             if not seen_N[row]:
                 seen_N[row] = True
-                found_M[found] = row
-                found += 1
+                found_M[count] = row
+                count += 1
             scores_N[row] += weight * values_P[entry]
-    return found
+    return count
 
 
 # Without fastmath: the score of a row must not depend on its segment.

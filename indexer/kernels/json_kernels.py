@@ -192,7 +192,7 @@ def copy_values(
         out_T: output: their JSON, uint8.
 
     """
-    place, to = 0, 0
+    position, to = 0, 0
     ends_P[0] = 0
     for row in range(kinds_N.shape[0]):
         if kinds_N[row] != SCALAR and kinds_N[row] != LIST:
@@ -205,9 +205,9 @@ def copy_values(
                 for i in range(at, after):
                     out_T[to] = json_B[i]
                     to += 1
-                rows_P[place] = row
-                place += 1
-                ends_P[place] = to
+                rows_P[position] = row
+                position += 1
+                ends_P[position] = to
             if kinds_N[row] == SCALAR:
                 break
             at = after + 1 if after < end and json_B[after] == _COMMA else after

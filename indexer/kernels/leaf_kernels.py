@@ -70,11 +70,11 @@ def predict_scores(
 @compiled
 def _rank_class(rank: int) -> int:
     """Return the class of a leaf's rank for a query: ranks 0, 1, 2–3, 4–7, … are a class each, with one tail."""
-    found = 0
+    count = 0
     while rank > 0:
         rank >>= 1
-        found += 1
-    return found
+        count += 1
+    return count
 
 
 @compiled
@@ -107,14 +107,14 @@ def _tail(tail_T: np.ndarray, predicted: np.float32, spread: np.float32, score: 
 def _extremes(values_L: np.ndarray) -> np.ndarray:
     """Return the least and the largest of float32 values, (2,), compared as integers, which is vectorised."""
     bits_L = values_L.view(np.int32)
-    least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-    for place in range(bits_L.shape[0]):
+    least, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+    for number in range(bits_L.shape[0]):
         # The integers of negative values ascend as these descend.
-        bits = bits_L[place] ^ ((bits_L[place] >> np.int32(31)) & np.int32(0x7FFFFFFF))
-        least, most = min(least, bits), max(most, bits)
+        bits = bits_L[number] ^ ((bits_L[number] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        least, high = min(least, bits), max(high, bits)
     found_2 = np.empty(2, np.int32)
     found_2[0] = least ^ ((least >> np.int32(31)) & np.int32(0x7FFFFFFF))
-    found_2[1] = most ^ ((most >> np.int32(31)) & np.int32(0x7FFFFFFF))
+    found_2[1] = high ^ ((high >> np.int32(31)) & np.int32(0x7FFFFFFF))
     return found_2.view(np.float32)
 
 
@@ -133,11 +133,11 @@ def order_leaves(predicted_L: np.ndarray, order_L: np.ndarray) -> None:
         steps_L[leaf] = min(max(np.int32((best - predicted_L[leaf]) * scale), 0), leaves - 1)
     for leaf in range(leaves):
         starts_S[steps_L[leaf] + 1] += 1
-    most = np.int32(0)
+    largest = np.int32(0)
     for step in range(leaves):
-        most = max(most, starts_S[step + 1])
+        largest = max(largest, starts_S[step + 1])
         starts_S[step + 1] += starts_S[step]
-    if most > CROWDED:
+    if largest > CROWDED:
         order_L[:] = np.argsort(-predicted_L, kind="mergesort")
         return
     for leaf in range(leaves):
@@ -149,8 +149,8 @@ def order_leaves(predicted_L: np.ndarray, order_L: np.ndarray) -> None:
 @partial(compiled, fastmath=False)
 def sort_leaves(predicted_L: np.ndarray, order_L: np.ndarray, low: int, high: int) -> None:
     """Sort the places from `low` to `high` of what `order_leaves` wrote, by insertion."""
-    for place in range(low + 1, high):
-        leaf, at = order_L[place], place
+    for position in range(low + 1, high):
+        leaf, at = order_L[position], position
         while at > low and predicted_L[order_L[at - 1]] < predicted_L[leaf]:
             order_L[at] = order_L[at - 1]
             at -= 1
@@ -248,7 +248,7 @@ def scan_leaves(
     for leaf in range(0 if by_number else leaves):
         room = max(room, sizes_L[leaf] + 1)
     some_R = np.empty(room, np.int64)
-    found, tied, scanned, looked, needed, missed = 0, 0, 0, 0, leaves, 0.0
+    hits, tied, scanned, looked, needed, missed = 0, 0, 0, 0, leaves, 0.0
     looked_score = -np.float32(np.inf)
     for rank in range(leaves):
         if rank == ordered:
@@ -272,10 +272,10 @@ def scan_leaves(
                     at += mask_N[row]
                 rows_R = some_R[:count]
             scanned += count
-            found, tied = _score_into(
-                vectors_ND, query_D, squared, rows_R, ranks_N, rows_K, scores_K, found, tied
+            hits, tied = _score_into(
+                vectors_ND, query_D, squared, rows_R, ranks_N, rows_K, scores_K, hits, tied
             )
-        if found < k:
+        if hits < k:
             continue
         # `enough` visits all leaves. It is called if the k-th score rose, after as much work as it takes itself, and
         # after a share of all work so far.
@@ -313,10 +313,10 @@ def _score_into(
     ranks_N: np.ndarray,
     rows_K: np.ndarray,
     scores_K: np.ndarray,
-    found: int,
+    count: int,
     tied: int,
 ) -> tuple[int, int]:
-    """Insert rows into the `found` best rows so far, by their score; return the new number of rows.
+    """Insert rows into the `count` best rows so far, by their score; return the new number of rows.
 
     And return how many rows, of these and the `tied` ones so far, have the score of the last of k without being among
     them.
@@ -326,14 +326,14 @@ def _score_into(
         row = rows_R[position]
         prefetch(vectors_ND, rows_R[min(position + AHEAD, last)])
         value = score(vectors_ND, row, query_D, squared)
-        if found < k:
-            found = insert(rows_K, scores_K, found, row, value, ranks_N)
+        if count < k:
+            count = insert(rows_K, scores_K, count, row, value, ranks_N)
         elif value >= scores_K[k - 1]:
             before = scores_K[k - 1]
-            found = insert(rows_K, scores_K, found, row, value, ranks_N)
+            count = insert(rows_K, scores_K, count, row, value, ranks_N)
             # One row with the score `before` is left out now: this one or the last.
             tied = tied + 1 if scores_K[k - 1] == before else 0
-    return found, tied
+    return count, tied
 
 
 @compiled

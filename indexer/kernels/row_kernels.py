@@ -119,7 +119,7 @@ def _prefetched(context: Any, builder: Any, signature: Any, arguments: Any) -> A
 
 def _emitted(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     vectors, query = (
-        context.make_array(signature.args[place])(context, builder, arguments[place]) for place in (0, 2)
+        context.make_array(signature.args[number])(context, builder, arguments[number]) for number in (0, 2)
     )
     dimensions = builder.extract_value(query.shape, 0)
     row = builder.gep(vectors.data, [builder.mul(arguments[1], dimensions)])
@@ -143,8 +143,8 @@ class _Sum:
     def total(self) -> Any:
         """Emit the sum, a float: of WIDE * CHAINS components at once, then of the rest in smaller steps."""
         add = self._builder.fadd
-        one, other = self._added(WIDE, CHAINS)
-        total = add(add(one, other), *self._added(WIDE, 1))
+        first, second = self._added(WIDE, CHAINS)
+        total = add(add(first, second), *self._added(WIDE, 1))
         total = add(self._halved(total, NARROW), *self._added(NARROW, 1))
         return add(self._builder.extract_element(self._halved(total, 1), _SIZE(0)), *self._added(1, 1))
 
@@ -156,8 +156,8 @@ class _Sum:
         sums = [cgutils.alloca_once(builder, kind) for _ in range(chains)]
         for total in sums:
             builder.store(zero, total)
-        left = builder.sub(self._dimensions, self._done)
-        end = builder.add(self._done, builder.mul(builder.udiv(left, step), step))
+        remaining = builder.sub(self._dimensions, self._done)
+        end = builder.add(self._done, builder.mul(builder.udiv(remaining, step), step))
         with cgutils.for_range_slice(builder, self._done, end, step, _SIZE) as (component, _):
             for chain, total in enumerate(sums):
                 at = builder.add(component, _SIZE(chain * width))
@@ -169,8 +169,8 @@ class _Sum:
         return [builder.load(total) for total in sums]
 
     def _loaded(self, vector: Any, at: Any, kind: Any) -> Any:
-        place = self._builder.bitcast(self._builder.gep(vector, [at]), kind.as_pointer())
-        return self._builder.load(place, align=4)
+        pointer = self._builder.bitcast(self._builder.gep(vector, [at]), kind.as_pointer())
+        return self._builder.load(pointer, align=4)
 
     def _halved(self, vector: Any, width: int) -> Any:
         """Add the upper half of a vector to its lower half until it has `width` components."""
@@ -220,13 +220,13 @@ def score_pairs(
 @compiled
 def longest(vectors_ND: np.ndarray) -> float:
     """Return the length of the longest vector, up to rounding."""
-    most = np.float64(0)  # squares of short vectors underflow in float32
+    largest = np.float64(0)  # squares of short vectors underflow in float32
     for row in range(vectors_ND.shape[0]):
         total = np.float64(0)
         for component in range(vectors_ND.shape[1]):
             total += np.float64(vectors_ND[row, component]) * np.float64(vectors_ND[row, component])
-        most = max(most, total)
-    return float(np.sqrt(most))
+        largest = max(largest, total)
+    return float(np.sqrt(largest))
 
 
 @partial(compiled, fastmath=False)
@@ -246,11 +246,11 @@ def comes_before(
 
 @partial(compiled, fastmath=False)
 def place_of(
-    rows_K: np.ndarray, scores_K: np.ndarray, found: int, row: int, score: np.float32, ranks_N: np.ndarray
+    rows_K: np.ndarray, scores_K: np.ndarray, count: int, row: int, score: np.float32, ranks_N: np.ndarray
 ) -> int:
-    """Return how many of the first `found` rows come before a row."""
+    """Return how many of the first `count` rows come before a row."""
     # Binary search: k can be thousands.
-    low, high = 0, found
+    low, high = 0, count
     while low < high:
         middle = (low + high) // 2
         if comes_before(rows_K[middle], scores_K[middle], row, score, ranks_N):
@@ -262,20 +262,20 @@ def place_of(
 
 @partial(compiled, fastmath=False)
 def insert(
-    rows_K: np.ndarray, scores_K: np.ndarray, found: int, row: int, score: np.float32, ranks_N: np.ndarray
+    rows_K: np.ndarray, scores_K: np.ndarray, count: int, row: int, score: np.float32, ranks_N: np.ndarray
 ) -> int:
-    """Insert a row into the `found` best rows so far, unless k are better; return the new number of rows."""
+    """Insert a row into the `count` best rows so far, unless k are better; return the new number of rows."""
     k = rows_K.shape[0]
-    if found == k and (k == 0 or not comes_before(row, score, rows_K[k - 1], scores_K[k - 1], ranks_N)):
-        return found
-    low = place_of(rows_K, scores_K, found, row, score, ranks_N)
-    found = min(found + 1, k)
-    for place in range(found - 1, low, -1):
-        scores_K[place] = scores_K[place - 1]
-        rows_K[place] = rows_K[place - 1]
+    if count == k and (k == 0 or not comes_before(row, score, rows_K[k - 1], scores_K[k - 1], ranks_N)):
+        return count
+    low = place_of(rows_K, scores_K, count, row, score, ranks_N)
+    count = min(count + 1, k)
+    for position in range(count - 1, low, -1):
+        scores_K[position] = scores_K[position - 1]
+        rows_K[position] = rows_K[position - 1]
     scores_K[low] = score
     rows_K[low] = row
-    return found
+    return count
 
 
 @partial(compiled, fastmath=False)
@@ -296,7 +296,7 @@ def merge_sorted(
     k = rows_QK.shape[1]
     for query in range(rows_QK.shape[0]):
         old, new, end = 0, starts_Q[query], starts_Q[query + 1]
-        for place in range(k):
+        for position in range(k):
             old_left = old < k and rows_QK[query, old] >= 0
             if new < end and (
                 not old_left
@@ -304,11 +304,11 @@ def merge_sorted(
                     rows_X[new], scores_X[new], rows_QK[query, old], scores_QK[query, old], ranks_N
                 )
             ):
-                merged_QK[query, place], merged_scores_QK[query, place] = rows_X[new], scores_X[new]
+                merged_QK[query, position], merged_scores_QK[query, position] = rows_X[new], scores_X[new]
                 new += 1
             elif old_left:
-                merged_QK[query, place] = rows_QK[query, old]
-                merged_scores_QK[query, place] = scores_QK[query, old]
+                merged_QK[query, position] = rows_QK[query, old]
+                merged_scores_QK[query, position] = scores_QK[query, old]
                 old += 1
             else:
                 break
@@ -331,7 +331,7 @@ def nearest_rows(
     """
     k = rows_K.shape[0]
     by_number, by_mask = rows_R.shape[0] > 0, mask_N.shape[0] > 0
-    found = 0
+    count = 0
     for position in range(rows_R.shape[0] if by_number else vectors_ND.shape[0]):
         row = rows_R[position] if by_number else position
         if by_number:
@@ -340,17 +340,17 @@ def nearest_rows(
             continue
         value = score(vectors_ND, row, query_D, squared)
         # Tested here, since it rejects most rows, and the call takes longer than the rest of the loop.
-        if found < k or (k > 0 and value >= scores_K[k - 1]):
-            found = insert(rows_K, scores_K, found, row, value, ranks_N)
-    rows_K[found:] = -1
-    scores_K[found:] = -np.float32(np.inf)
+        if count < k or (k > 0 and value >= scores_K[k - 1]):
+            count = insert(rows_K, scores_K, count, row, value, ranks_N)
+    rows_K[count:] = -1
+    scores_K[count:] = -np.float32(np.inf)
 
 
 @partial(compiled, fastmath=False)
 def _insert_twins(
     rows_K: np.ndarray,
     scores_K: np.ndarray,
-    found: int,
+    count: int,
     row: int,
     score: np.float32,
     mask_N: np.ndarray,
@@ -362,13 +362,13 @@ def _insert_twins(
     member = twins_2N[0, row]
     while member >= 0:
         if mask_N.shape[0] == 0 or mask_N[member]:
-            place = place_of(rows_K, scores_K, found, member, score, ranks_N)
+            position = place_of(rows_K, scores_K, count, member, score, ranks_N)
             # k rows are better; or another candidate has inserted these rows already.
-            if place == k or (place < found and rows_K[place] == member):
-                return found
-            found = insert(rows_K, scores_K, found, member, score, ranks_N)
+            if position == k or (position < count and rows_K[position] == member):
+                return count
+            count = insert(rows_K, scores_K, count, member, score, ranks_N)
         member = twins_2N[1, member]
-    return found
+    return count
 
 
 @partial(compiled, fastmath=False)
@@ -391,7 +391,7 @@ def rescore_one(
     was scored, and of candidates, allowed or not, that have the vector of an earlier row in the order of ids.
     """
     k = rows_K.shape[0]
-    found, scored, depth, repeated = 0, 0, 0, 0
+    count, scored, depth, repeated = 0, 0, 0, 0
     for position in range(candidates_C.shape[0]):
         row = int(candidates_C[position])
         if row < 0:
@@ -405,13 +405,13 @@ def rescore_one(
         if scored <= k:
             depth = position + 1
         value = score(vectors_ND, row, query_D, squared)
-        if found == k and (k == 0 or value < scores_K[k - 1]):
+        if count == k and (k == 0 or value < scores_K[k - 1]):
             continue
         if has_twins:
-            found = _insert_twins(rows_K, scores_K, found, row, value, mask_N, ranks_N, twins_2N)
+            count = _insert_twins(rows_K, scores_K, count, row, value, mask_N, ranks_N, twins_2N)
         else:
-            found = insert(rows_K, scores_K, found, row, value, ranks_N)
-    return found, scored, depth, repeated
+            count = insert(rows_K, scores_K, count, row, value, ranks_N)
+    return count, scored, depth, repeated
 
 
 @partial(compiled, fastmath=False)

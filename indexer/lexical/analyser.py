@@ -134,8 +134,8 @@ def chosen_parts(words: Mapping[str, int], stem: Stem, dictionary: Collection[st
     """
     counts: Counter[str] = Counter()
     best: dict[str, str] = {}
-    known = Counter(words) + Counter({*dictionary})
-    for word, count in sorted(known.items(), key=lambda item: (-item[1], item[0])):
+    word_counts = Counter(words) + Counter({*dictionary})
+    for word, count in sorted(word_counts.items(), key=lambda item: (-item[1], item[0])):
         stemmed = stem(word) if word.isalpha() and len(word) <= MAX_LETTERS else ""
         if len(stemmed) >= MIN_LETTERS:
             counts[stemmed] += count
@@ -251,33 +251,33 @@ class Analyser:
         )
 
     def _located(self, words: Iterable[tuple[str, int, int]]) -> Iterator[_Place]:
-        own = self._of_thread()
+        state = self._of_thread()
         for word, start, end in words:
-            terms = own.cache.get(word)
-            yield self._kept_terms(word, own) if terms is None else terms, start, end
+            terms = state.cache.get(word)
+            yield self._kept_terms(word, state) if terms is None else terms, start, end
 
     def _terms_of(self, words: Iterable[str]) -> list[str]:
-        own = self._of_thread()
-        found: list[str] = []
+        state = self._of_thread()
+        terms_found: list[str] = []
         for word in words:
-            terms = own.cache.get(word)
-            found += self._kept_terms(word, own) if terms is None else terms
-        return found
+            terms = state.cache.get(word)
+            terms_found += self._kept_terms(word, state) if terms is None else terms
+        return terms_found
 
-    def _kept_terms(self, word: str, own: _OfThread) -> tuple[str, ...]:
-        terms = self._terms(word, own)
+    def _kept_terms(self, word: str, state: _OfThread) -> tuple[str, ...]:
+        terms = self._terms(word, state)
         # The cache is bounded by its number of entries, so these must be small.
         if len(word) <= MAX_WORD_CHARACTERS:
-            own.cache[word] = terms
+            state.cache[word] = terms
         return terms
 
-    def _terms(self, word: str, own: _OfThread) -> tuple[str, ...]:
+    def _terms(self, word: str, state: _OfThread) -> tuple[str, ...]:
         """Return the terms of a word, none for a stop word; those of a compound's parts follow its own."""
         if word in self._stop_words:
             return ()
-        terms = self._stems(word, own.stem)
-        for part in own.splitter.split(word) if own.splitter else ():
-            terms += self._stems(part, own.stem)
+        terms = self._stems(word, state.stem)
+        for part in state.splitter.split(word) if state.splitter else ():
+            terms += self._stems(part, state.stem)
         return terms
 
     def _stems(self, word: str, stem: Stem) -> tuple[str, ...]:
@@ -294,8 +294,8 @@ class Analyser:
             local.own = _OfThread(self._language, self._parts)
         elif len(local.own.cache) > _MAX_CACHED:
             local.own.cache.clear()
-        own: _OfThread = local.own
-        return own
+        state: _OfThread = local.own
+        return state
 
 
 class _OfThread:
@@ -309,18 +309,18 @@ class _OfThread:
 
 def _place_weights(base: list[_Place], code: list[_Place]) -> list[float]:
     """Return the weight of each place of a query: 1, and _PARTS_WEIGHT together for those inside a word of code."""
-    places = [*base, *code]
+    ranges = [*base, *code]
     outer = {}
     whole = -1
-    for number in sorted(range(len(places)), key=lambda number: (places[number][1], -places[number][2])):
+    for number in sorted(range(len(ranges)), key=lambda number: (ranges[number][1], -ranges[number][2])):
         # Pairs of characters of scripts without spaces contain words of one character; both are words of their own.
-        is_part = whole >= 0 and places[number][2] <= places[whole][2] and max(number, whole) >= len(base)
+        is_part = whole >= 0 and ranges[number][2] <= ranges[whole][2] and max(number, whole) >= len(base)
         if is_part:
             outer[number] = whole
-        elif whole < 0 or places[number][2] > places[whole][2]:
+        elif whole < 0 or ranges[number][2] > ranges[whole][2]:
             whole = number
     parts = Counter(outer.values())
-    return [_PARTS_WEIGHT / parts[outer[number]] if number in outer else 1.0 for number in range(len(places))]
+    return [_PARTS_WEIGHT / parts[outer[number]] if number in outer else 1.0 for number in range(len(ranges))]
 
 
 def _without_accents(word: str) -> str:

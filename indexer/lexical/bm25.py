@@ -117,9 +117,9 @@ class Postings:
 
     def number_of(self, term: str) -> int | None:
         """Return the number of a term, or None if no row has it."""
-        wanted = term.encode("utf-8", "surrogatepass")
-        number = bisect_left(range(len(self._term_starts) - 1), wanted, key=self._term)
-        return number if number < len(self._term_starts) - 1 and self._term(number) == wanted else None
+        key = term.encode("utf-8", "surrogatepass")
+        number = bisect_left(range(len(self._term_starts) - 1), key, key=self._term)
+        return number if number < len(self._term_starts) - 1 and self._term(number) == key else None
 
     def frequency(self, number: int) -> int:
         """Return the number of rows that have a term, given by its number."""
@@ -140,18 +140,18 @@ def term_columns(table: pa.Table, spec: LexicalSpec) -> dict[str, pa.ChunkedArra
     }
 
 
-def with_known_terms(table: pa.Table, spec: LexicalSpec | None, known: KnownTerms) -> pa.Table:
-    """Return a table with the columns of `term_columns`; texts in `known` are not analysed, others are added to it."""
+def with_known_terms(table: pa.Table, spec: LexicalSpec | None, terms: KnownTerms) -> pa.Table:
+    """Return a table with the columns of `term_columns`; texts in `terms` are not analysed, others are added to it."""
     if spec is None:
         return table
     rows = [(row["title"], row["text"]) for row in searched_text(table).to_pylist()]
-    new = [i for i, row in enumerate(rows) if row not in known]
+    new = [i for i, row in enumerate(rows) if row not in terms]
     made = [
         column.to_pylist() for column in term_columns(table.take(pa.array(new, pa.int64())), spec).values()
     ]
-    known.update({rows[i]: pair for i, *pair in zip(new, *made, strict=True)})
-    for place, (name, kind) in enumerate(zip(WORD_COLUMNS, (pa.string(), pa.int32()), strict=True)):
-        values = pa.array([known[row][place] for row in rows], pa.list_(kind))
+    terms.update({rows[i]: pair for i, *pair in zip(new, *made, strict=True)})
+    for number, (name, kind) in enumerate(zip(WORD_COLUMNS, (pa.string(), pa.int32()), strict=True)):
+        values = pa.array([terms[row][number] for row in rows], pa.list_(kind))
         table = table.append_column(name, values)
     return table
 
@@ -352,17 +352,17 @@ def score_rows(
     """
     from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
 
-    known = [
+    postings_terms = [
         (number, weight)
         for term, weight in weights.items()
         if (number := postings.number_of(term)) is not None
     ]
-    numbers_T = np.array([number for number, _ in known], np.int64)
-    weights_T = np.array([weight for _, weight in known], np.float64)
-    most = min(len(postings.lengths_N), sum(postings.frequency(number) for number, _ in known))
+    numbers_T = np.array([number for number, _ in postings_terms], np.int64)
+    weights_T = np.array([weight for _, weight in postings_terms], np.float64)
+    limit = min(len(postings.lengths_N), sum(postings.frequency(number) for number, _ in postings_terms))
     # The system allocates pages of zeros on the first write, so few matches in a large segment are cheap.
     scores_N = np.zeros(len(postings.lengths_N), np.float64)
-    rows_M = np.empty(most, np.int64)
+    rows_M = np.empty(limit, np.int64)
     count = fused.add_bm25(
         postings.starts_T, postings.rows_P, postings.counts_P, postings.lengths_N,
         numbers_T, weights_T, K1 * (1 - B), K1 * B / average_length, scores_N, rows_M,

@@ -115,8 +115,8 @@ def _adjacent(run: str) -> Iterator[str]:
     """Yield each pair of adjacent characters of a run; the character if there is only one."""
     if len(run) == 1:
         yield run
-    for one, two in pairwise(run):
-        yield one + two
+    for first, two in pairwise(run):
+        yield first + two
 
 
 def _lowered(text: str) -> str:
@@ -140,8 +140,8 @@ def _pairs(run: str) -> Iterator[str]:
     syllables = [syllable[:MAX_WORD_CHARACTERS] for syllable in SYLLABLE.findall(run)]
     if len(syllables) == 1:
         yield syllables[0]
-    for one, two in pairwise(syllables):
-        yield (one + two)[:MAX_WORD_CHARACTERS]
+    for first, two in pairwise(syllables):
+        yield (first + two)[:MAX_WORD_CHARACTERS]
 
 
 _PLUS, _HASH, _AT, _AND = "[+＋]", "[#＃]", "[@＠]", "[&＆]"
@@ -232,10 +232,10 @@ Place = tuple[str, int, int]
 def word_places(text: str, version: int) -> Iterator[Place]:
     """Yield the words of a text as `words_of` does, each with its first character in the text and one past its last."""
     if text.isascii():
-        yield from _places(normalised(text, version), version)
+        yield from _located_words(normalised(text, version), version)
         return
     plain, starts, ends = _aligned(text, version)
-    for word, start, end in _places(plain, version):
+    for word, start, end in _located_words(plain, version):
         yield word, starts[start], ends[end - 1]
 
 
@@ -265,7 +265,7 @@ def _aligned(text: str, version: int) -> tuple[str, list[int], list[int]]:
 _short = lru_cache(maxsize=1 << 14)(normalised)
 
 
-def _places(plain: str, version: int) -> Iterator[Place]:
+def _located_words(plain: str, version: int) -> Iterator[Place]:
     """Yield the words of a normalised text with their places in it, as `words_of` finds them."""
     pattern, runs = _patterns(plain, version)
     for match in pattern.finditer(plain):

@@ -70,12 +70,12 @@ _STARTED_IN = _current()
 def _import_path(entries: Sequence[str], current: Sequence[Path]) -> list[str]:
     # A relative entry would mean another folder after a chdir; an entry with a separator would become two.
     fixed = [entry for entry in entries if Path(entry).is_absolute() and os.pathsep not in entry]
-    return [path for path in fixed if Path(path) == _HOME or not any(_same(path, other) for other in current)]
+    return [path for path in fixed if Path(path) == _HOME or not any(_same(path, entry) for entry in current)]
 
 
-def _same(path: str, other: Path) -> bool:
+def _same(path: str, entry: Path) -> bool:
     try:
-        return other.samefile(path)
+        return entry.samefile(path)
     except OSError:  # one of them does not exist
         return False
 

@@ -85,7 +85,7 @@ def file_sha256(path: Path) -> str:
 
 _LOG = logging.getLogger(__name__)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_NOT_OWNER = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_private(folder: Path, name: str) -> None:
@@ -110,7 +110,7 @@ def make_private(folder: Path, name: str) -> None:
             f"{name} belongs to user {status.st_uid}, and this process runs as {os.geteuid()}; a user who can write "
             "there could make it run any code, so it needs its own folder"
         )
-    if status.st_mode & _OTHERS:
+    if status.st_mode & _NOT_OWNER:
         if status.st_mode & _OTHERS_WRITE:
             _LOG.warning("other users could write to %s (%s); its mode is 0700 now", name, folder)
         folder.chmod(0o700)
@@ -157,9 +157,9 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 
     """
     try:
-        if (place := tempfile.gettempdir()) not in _swept:
-            _swept.add(place)
-            _sweep(Path(place))
+        if (base := tempfile.gettempdir()) not in _swept:
+            _swept.add(base)
+            _sweep(Path(base))
         folder, lock = _locked_folder(purpose)
     except OSError as error:
         raise StoreError(f"cannot create a temporary folder: {error}") from error
@@ -198,9 +198,9 @@ def _lock(folder: Path) -> int | None:
     return None
 
 
-def _sweep(place: Path) -> None:
+def _sweep(parent: Path) -> None:
     """Remove the scratch folders of killed processes of this user."""
-    for folder in place.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         lock = _lock(folder) if _is_ours(folder) else None
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -221,7 +221,7 @@ class Leaves:
 
         predicted_QL, spread_QL = self._predictions(queries_QD, distance)
         count = len(queries_QD)
-        found = LeafScan(
+        scan = LeafScan(
             np.empty((count, k), np.int64),
             np.empty((count, k), np.float32),
             np.empty(count, np.int64),
@@ -229,7 +229,7 @@ class Leaves:
             np.empty(count),
         )
         for query in range(count):
-            found.leaves_Q[query], found.scanned_Q[query], found.missed_Q[query] = leaf_kernels.scan_leaves(
+            scan.leaves_Q[query], scan.scanned_Q[query], scan.missed_Q[query] = leaf_kernels.scan_leaves(
                 vectors_ND,
                 queries_QD[query],
                 distance == "squared_l2",
@@ -241,10 +241,10 @@ class Leaves:
                 self.tails_BT,
                 CAUTION * k * (1 - target_recall),
                 ranks_N,
-                found.rows_QK[query],
-                found.scores_QK[query],
+                scan.rows_QK[query],
+                scan.scores_QK[query],
             )
-        return found
+        return scan
 
 
 _PARTS = ("starts_L", "sizes_L", "middle_D", "means_LD", "squares_L", "radius_L", "tails_BT")
@@ -375,11 +375,11 @@ def unpack_leaves(packed: Mapping[str, str], leaf_N: np.ndarray, dimensions: int
     except KeyError as error:
         raise CorruptError(f"the statistics of a segment's leaves lack {error}") from error
     means_LD = (arrays[_MEANS].astype(np.uint32) << 16).view(np.float32)
-    tails_BT, wanted = arrays["tails_BT"], (len(starts_L), dimensions)
+    tails_BT, shape = arrays["tails_BT"], (len(starts_L), dimensions)
     if (
-        means_LD.shape != wanted
-        or arrays["radius_L"].shape != wanted[:1]
-        or arrays["middle_D"].shape != wanted[1:]
+        means_LD.shape != shape
+        or arrays["radius_L"].shape != shape[:1]
+        or arrays["middle_D"].shape != shape[1:]
         or len(tails_BT) < len(starts_L).bit_length() + 1
     ):
         raise CorruptError("the statistics of a segment's leaves are of other leaves")

@@ -122,11 +122,11 @@ class PlanBook:
         cost = self._costs.by_plan(queries, rows, share, k)[plan] if self._costs else 0.0
         return cost if math.isfinite(cost) else 0.0
 
-    def note(self, plan: str, predicted_us: float, measured_us: float, asked: SampledSearch) -> None:
+    def note(self, plan: str, predicted_us: float, measured_us: float, search: SampledSearch) -> None:
         """Record the processor time of a search."""
         predicted, measured = self._sums.get(plan, (0.0, 0.0))
         self._sums[plan] = predicted + predicted_us, measured + measured_us
-        self._asked.append(asked)
+        self._asked.append(search)
 
     def next_asked(self) -> SampledSearch | None:
         """Return a timed search that was not audited, and forget it; None if there is none."""
@@ -194,8 +194,8 @@ def _agreed(values: list[float]) -> float:
     if len(values) < FEWEST_AUDITS:
         return 0.0
     values.sort()
-    least, most = values[int(AGREEING * len(values))], values[-1 - int(AGREEING * len(values))]
-    return values[len(values) // 2] if least > 0 or most < 0 else 0.0
+    least, high = values[int(AGREEING * len(values))], values[-1 - int(AGREEING * len(values))]
+    return values[len(values) // 2] if least > 0 or high < 0 else 0.0
 
 
 def _exact(queries: int, rows: int, share: float, k: int) -> str:

@@ -226,8 +226,8 @@ class CostFile:
         """Return the costs; None if there are none, the file is damaged, or another release wrote it."""
         # Nested deeply, JSON is a RecursionError; a number of hundreds of digits is an OverflowError when it is used.
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError, OverflowError):
-            found = self.path.stat()
-            if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES:  # a named pipe would never end
+            status = self.path.stat()
+            if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES:  # a named pipe would never end
                 return Costs.from_json(self.path.read_text())
         return None
 

@@ -131,41 +131,43 @@ class Planner:
         if book.calls % EVERY or len(queries_QD) >= BATCH:
             return self._by(plan, queries_QD, k, allowed, settings, target_recall)
         started_ns = time.thread_time_ns()
-        found = self._by(plan, queries_QD, k, allowed, settings, target_recall)
+        hits = self._by(plan, queries_QD, k, allowed, settings, target_recall)
         took_us = (time.thread_time_ns() - started_ns) / 1000
-        asked = SampledSearch(queries_QD[:1].copy(), k, allowed, settings, target_recall)
-        book.note(plan, self._predicted_us(plan, len(queries_QD), k, allowed), took_us, asked)
-        return found
+        sample = SampledSearch(queries_QD[:1].copy(), k, allowed, settings, target_recall)
+        book.note(plan, self._predicted_us(plan, len(queries_QD), k, allowed), took_us, sample)
+        return hits
 
     def predicted_us(self, queries: int, k: int, allowed: AllowedRows, settings: SearchSettings) -> float:
         """Return the predicted processor time of a search, in microseconds; 0: unknown."""
         return self._predicted_us(self._plan(queries, k, allowed, settings), queries, k, allowed)
 
-    def audit(self, asked: SampledSearch) -> float:
+    def audit(self, search: SampledSearch) -> float:
         """Ask a query by every plan, and record the times; return their sum in seconds."""
         timed = self.book.timed
-        if timed is None or not asked.allowed.count:
+        if timed is None or not search.allowed.count:
             return 0.0
-        predicted = timed.by_plan(1, asked.allowed.count, asked.allowed.share, asked.k)
+        predicted = timed.by_plan(1, search.allowed.count, search.allowed.share, search.k)
         measured: dict[str, float] = {}
         started_s = time.thread_time()
         for _ in range(AUDIT_ROUNDS):
             for plan in PLANS:
-                if predicted[plan] > MOST_AUDIT_US or not self._possible(plan, asked):
+                if predicted[plan] > MOST_AUDIT_US or not self._possible(plan, search):
                     continue
                 before_ns = time.thread_time_ns()
-                self._by(plan, asked.queries_QD, asked.k, asked.allowed, asked.settings, asked.target_recall)
+                self._by(
+                    plan, search.queries_QD, search.k, search.allowed, search.settings, search.target_recall
+                )
                 took_us = (time.thread_time_ns() - before_ns) / 1000
                 measured[plan] = min(took_us, measured.get(plan, math.inf))
         self.book.audited(measured, predicted)
         return time.thread_time() - started_s
 
-    def _possible(self, plan: str, asked: SampledSearch) -> bool:
+    def _possible(self, plan: str, search: SampledSearch) -> bool:
         if plan == "exact_allowed":
             return True
-        if asked.k > EXACT_ABOVE_SHARE * asked.allowed.count:
+        if search.k > EXACT_ABOVE_SHARE * search.allowed.count:
             return False
-        return plan == "leaves" or asked.settings.reaches(self._depth(asked.k, asked.allowed))
+        return plan == "leaves" or search.settings.reaches(self._depth(search.k, search.allowed))
 
     def _plan(self, queries: int, k: int, allowed: AllowedRows, settings: SearchSettings) -> str:
         if k > EXACT_ABOVE_SHARE * allowed.count:
@@ -231,7 +233,7 @@ class Planner:
         rows_QK, scores_QK, scored_Q, depth_Q, _ = self._searcher.search_allowed(
             queries_QD, k, rescore=math.ceil(candidates), leaves=leaves, allowed_N=allowed.mask_N
         )
-        found = SegmentHits(
+        hits = SegmentHits(
             rows_QK,
             scores_QK,
             ["scann_allowed"] * len(queries_QD),
@@ -242,8 +244,8 @@ class Planner:
         bad_Q = (depth_Q > deepest) | (rows_QK[:, -1] == NO_ROW)
         allowed.insufficient += (float(bad_Q.mean()) - allowed.insufficient) / REMEMBERED
         if bad_Q.any():
-            replace(found, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall))
-        return found
+            replace(hits, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall))
+        return hits
 
     @staticmethod
     def _depth(k: int, allowed: AllowedRows) -> int:
@@ -317,12 +319,12 @@ def _joined(blocks: list[SegmentHits]) -> SegmentHits:
     )
 
 
-def replace(found: SegmentHits, queries: np.ndarray, better: SegmentHits) -> None:
+def replace(hits: SegmentHits, queries: np.ndarray, better: SegmentHits) -> None:
     """Overwrite the results of some queries, given by number, with better ones; rows scored are added up."""
-    found.rows_QK[queries] = better.rows_QK
-    found.scores_QK[queries] = better.scores_QK
-    found.leaves_Q[queries] = better.leaves_Q
-    found.candidates_Q[queries] += better.candidates_Q
-    found.recall_Q[queries] = better.recall_Q
+    hits.rows_QK[queries] = better.rows_QK
+    hits.scores_QK[queries] = better.scores_QK
+    hits.leaves_Q[queries] = better.leaves_Q
+    hits.candidates_Q[queries] += better.candidates_Q
+    hits.recall_Q[queries] = better.recall_Q
     for number, plan in zip(queries.tolist(), better.plans, strict=True):
-        found.plans[number] = plan
+        hits.plans[number] = plan

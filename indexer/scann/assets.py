@@ -53,7 +53,7 @@ _BYTES_PER_CODE = 32
 """Bounds on the size of a decompressed file: _FREE_BYTES plus this for each byte of the rows' codes. The largest file
 is the partitioner, with 4 bytes for each component of a leaf; there are fewer leaves than rows, and a byte of a row's
 code encodes 2 or 4 components."""
-_KNOWN = {_TOKENS, _CODES, _SOAR_CODES, *_SIDECAR}
+_FILES = {_TOKENS, _CODES, _SOAR_CODES, *_SIDECAR}
 
 
 def row_order(folder: Path) -> np.ndarray:
@@ -67,7 +67,7 @@ def pack_columns(folder: Path, order: np.ndarray) -> dict[str, pa.Array]:
     Raises:
         CorruptError: ScaNN wrote a file that the format does not include.
     """
-    unknown = {path.name for path in folder.iterdir()} - _KNOWN
+    unknown = {path.name for path in folder.iterdir()} - _FILES
     if unknown:
         raise CorruptError(
             f"ScaNN wrote files that the format does not include: {', '.join(sorted(unknown))}"

@@ -112,10 +112,10 @@ def config_by_trial(
     # A sample may be worse to train than all rows, such as one of a few distinct vectors.
     if failed:
         return config, None
-    found = json.loads((folder / TRIED_FILE).read_text())
-    if found["trial"] is None:
+    trial = json.loads((folder / TRIED_FILE).read_text())
+    if trial["trial"] is None:
         return config, None
-    return ScannConfig.from_dict(found["config"]), ConfigTrial.model_validate(found["trial"])
+    return ScannConfig.from_dict(trial["config"]), ConfigTrial.model_validate(trial["trial"])
 
 
 class ScannBuild:
@@ -282,12 +282,12 @@ def _started(folder: Path, log: str) -> ForkedProcess:
 
 
 def _tuning(folder: Path) -> Tuning:
-    found = json.loads((folder / "tuned.json").read_text())
+    tuning = json.loads((folder / "tuned.json").read_text())
     return Tuning(
-        curve=tuple(CurvePoint.model_validate(point) for point in found["curve"]),
-        depth_curves=tuple(DepthCurve.model_validate(each) for each in found["depth_curves"]),
-        seconds=found["seconds"],
-        fresh_recall=found["fresh_recall"],
+        curve=tuple(CurvePoint.model_validate(point) for point in tuning["curve"]),
+        depth_curves=tuple(DepthCurve.model_validate(each) for each in tuning["depth_curves"]),
+        seconds=tuning["seconds"],
+        fresh_recall=tuning["fresh_recall"],
     )
 
 

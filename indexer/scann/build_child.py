@@ -31,8 +31,8 @@ def main(folder: Path) -> None:
     _end_with(job["parent"])
     # A build that needs too much memory should fail, before it takes the memory of other processes.
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = job["most_bytes"] if hard == resource.RLIM_INFINITY else min(job["most_bytes"], hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    limit = job["most_bytes"] if hard == resource.RLIM_INFINITY else min(job["most_bytes"], hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     started = time.perf_counter()
     # Training takes 0.75 to 0.85 of the processor time with AVX-512.
     runpy.run_path(str(Path(__file__).with_name("instructions.py")))["use_vector_instructions"]()

@@ -142,13 +142,13 @@ def config_like(
     """
     if earlier is None or not 1 / SIMILAR_ROWS <= rows / earlier.segment_rows <= SIMILAR_ROWS:
         return None
-    chosen = next((one for one in earlier.tried if one.chosen), None)
+    chosen = next((tried_config for tried_config in earlier.tried if tried_config.chosen), None)
     if chosen is None:
         return None
-    found: dict[str, Any] = {
+    changes_found: dict[str, Any] = {
         "leaves": max(1, round(config.leaves * chosen.leaves / earlier.tried[0].leaves)),
         "soar": chosen.soar,
         "dimensions_per_block": chosen.dimensions_per_block,
     }
     tried = {name for change in changes for name in change}
-    return replace(config, **{name: value for name, value in found.items() if name in tried})
+    return replace(config, **{name: value for name, value in changes_found.items() if name in tried})

@@ -37,11 +37,11 @@ _NEEDS = {
 def use_vector_instructions() -> None:
     """Let ScaNN use what the processor has; no effect with a library that has no such variables, or has set them."""
     library = _library()
-    most = os.environ.get(SWITCH, "")
-    if library is None or most == "sse4" or _value(library, _AVX2).value:
+    level = os.environ.get(SWITCH, "")
+    if library is None or level == "sse4" or _value(library, _AVX2).value:
         return
     features = cpu_features()
-    for name in (_AVX2,) if most == "avx2" else (_AVX2, _AVX512):
+    for name in (_AVX2,) if level == "avx2" else (_AVX2, _AVX512):
         if not features.issuperset(_NEEDS[name]):
             return
         _value(library, name).value = True
@@ -61,10 +61,10 @@ def cpu_features(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Return the instruction sets that the processor and the kernel offer, by Linux's names; empty if not known."""
     try:
         with path.open() as lines:
-            found = next((line for line in lines if line.startswith("flags")), "")
+            flags_line = next((line for line in lines if line.startswith("flags")), "")
     except OSError:
         return frozenset()
-    features: Collection[str] = found.partition(":")[2].split()
+    features: Collection[str] = flags_line.partition(":")[2].split()
     return frozenset(features)
 
 

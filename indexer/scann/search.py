@@ -94,8 +94,8 @@ class ScannSearcher:
         """
         if len(queries_QD) == 1:
             return self._search_one(queries_QD[0], k, rescore, leaves, _ALL_ROWS)[:2]
-        found = self.search_allowed(queries_QD, k, rescore=rescore, leaves=leaves, allowed_N=_ALL_ROWS)
-        return found.rows_QK, found.scores_QK
+        candidates = self.search_allowed(queries_QD, k, rescore=rescore, leaves=leaves, allowed_N=_ALL_ROWS)
+        return candidates.rows_QK, candidates.scores_QK
 
     def search_allowed(
         self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray = _ALL_ROWS
@@ -105,16 +105,16 @@ class ScannSearcher:
             rows_1K, scores_1K, *counts = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
             return RescoredCandidates(rows_1K, scores_1K, *(np.array([count]) for count in counts))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
-        found = _rescored(
+        candidates = _rescored(
             self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N, self._ties
         )
         if self._ties.twins_2N.shape[1]:
-            repeats_Q = found.repeated_Q > MOST_REPEATED * candidates_QC.shape[1]
+            repeats_Q = candidates.repeated_Q > MOST_REPEATED * candidates_QC.shape[1]
             for query in np.flatnonzero(repeats_Q).tolist():
-                asked = self._search_one(queries_QD[query], k, rescore, leaves, allowed_N)
-                for values, value in zip(found, asked, strict=True):
+                single = self._search_one(queries_QD[query], k, rescore, leaves, allowed_N)
+                for values, value in zip(candidates, single, strict=True):
                     values[query] = value
-        return found
+        return candidates
 
     def _search_one(
         self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed_N: np.ndarray
@@ -126,7 +126,7 @@ class ScannSearcher:
         for _ in range(1 + WIDENED):
             # A single search returns candidates without padding. A batch of one would take half as much time again.
             candidates_C, _ = self._native.search(asked_D, count, count, leaves)
-            found, scored, depth, repeated = self._kernels.rescore_one(
+            hits, scored, depth, repeated = self._kernels.rescore_one(
                 self._vectors_ND,
                 query_D,
                 candidates_C,
@@ -139,8 +139,8 @@ class ScannSearcher:
             if len(candidates_C) < count or repeated <= MOST_REPEATED * count:
                 break
             count = min(WIDENING * count, len(self._vectors_ND))
-        if found < k:
-            rows_1K[0, found:], scores_1K[0, found:] = NO_ROW, -np.inf
+        if hits < k:
+            rows_1K[0, hits:], scores_1K[0, hits:] = NO_ROW, -np.inf
         return rows_1K, scores_1K, scored, depth, repeated
 
     def propose(self, queries_QD: np.ndarray, count: int, *, leaves: int) -> tuple[np.ndarray, np.ndarray]:
@@ -175,15 +175,15 @@ def _rescored(
     allowed_N: np.ndarray,
     ties: Ties,
 ) -> RescoredCandidates:
-    found = RescoredCandidates(
+    candidates = RescoredCandidates(
         np.full((len(queries_QD), k), NO_ROW, np.int64),
         np.full((len(queries_QD), k), -np.inf, np.float32),
         *np.empty((3, len(queries_QD)), np.int64),
     )
     from scannery.indexer.kernels import row_kernels
 
-    row_kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, allowed_N, *ties, *found)
-    return found
+    row_kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, allowed_N, *ties, *candidates)
+    return candidates
 
 
 def load_kernels(vectors_ND: np.ndarray, distance: Distance) -> None:

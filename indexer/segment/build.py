@@ -97,7 +97,7 @@ def build_segment(
         effort=effort,
         earlier=earlier.trial if earlier else None,
     )
-    given = named_queries or {}
+    queries_of = named_queries or {}
     names = names_in(table)
     places_N = None if rows.order_N is None or not names else np.argsort(rows.order_N)
     named = {
@@ -107,7 +107,7 @@ def build_segment(
             shard=shard,
             directory=directory,
             threads=threads,
-            queries=given.get(name),
+            queries=queries_of.get(name),
             effort=effort,
             earlier=earlier.named[name].trial if earlier and name in earlier.named else None,
         )
@@ -152,11 +152,11 @@ def _vectors(
 def _built(rows: WrittenSegment, named: Mapping[str, WrittenSegment]) -> BuiltSegment:
     statistics = dict(rows.statistics)
     if named:
-        statistics["named"] = {name: written.statistics for name, written in named.items()}
-    entries = {name: written.entry for name, written in named.items()}
+        statistics["named"] = {name: output.statistics for name, output in named.items()}
+    entries = {name: output.entry for name, output in named.items()}
     return BuiltSegment(
         entry=rows.entry.model_copy(update={"named": entries}) if named else rows.entry,
-        paths=(rows.path, *(written.path for written in named.values())),
+        paths=(rows.path, *(output.path for output in named.values())),
         statistics=statistics,
     )
 

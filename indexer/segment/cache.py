@@ -197,10 +197,10 @@ class SegmentCache:
         """Remove the least recently used segments until there is room for some bytes more; return whether any was."""
         most_bytes = self.max_bytes if most_bytes is None else most_bytes
         sizes = {path: _size(path) for path in self.folder.iterdir()}
-        total, found = sum(sizes.values()) + more_bytes, False
+        total, evicted = sum(sizes.values()) + more_bytes, False
         for path in sorted(sizes, key=_changed_at):
             if total <= most_bytes:
-                return found
+                return evicted
             if path == keep or path.name.startswith(_DRAFT):
                 continue
             if (lock := _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
@@ -209,7 +209,7 @@ class SegmentCache:
                 _discard(path)
             finally:
                 _release(lock)
-            total, found = total - sizes[path], True
+            total, evicted = total - sizes[path], True
         if total > self.max_bytes and not self._has_warned:
             self._has_warned = True
             _LOG.warning(
@@ -217,7 +217,7 @@ class SegmentCache:
                 total,
                 self.max_bytes,
             )
-        return found
+        return evicted
 
 
 class Hold:
@@ -306,14 +306,14 @@ def _empty(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _locked(folder: Path, how: int) -> int | None:
+def _locked(folder: Path, operation: int) -> int | None:
     """Return a locked descriptor of the folder; None if it does not exist, or another lock conflicts with LOCK_NB."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, operation)
     except BlockingIOError:
         os.close(descriptor)
         return None
@@ -384,7 +384,10 @@ def _changed_at(folder: Path) -> float:
 def _files(folder: Path) -> Iterator[Path]:
     # Not `rglob`, which fails if another process removes a folder meanwhile.
     return (
-        path for place, _, names in os.walk(folder) for name in names if (path := Path(place, name)).is_file()
+        path
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if (path := Path(parent, name)).is_file()
     )
 
 

@@ -44,14 +44,14 @@ def with_new_curves(
     """
     with (
         unpacked_segment(store, index, entry, cache or SegmentCache()) as folder,
-        tempfile.TemporaryDirectory(prefix="tune-") as place,
+        tempfile.TemporaryDirectory(prefix="tune-") as parent,
     ):
         info = json.loads((folder / files.INFO).read_text())
         tuning = measured_again(
             folder / "scann",
             folder / files.VECTORS,
             info["distance"],
-            folder=Path(place),
+            folder=Path(parent),
             queries_QD=queries_QD,
             leaves=info["leaves"],
             name=f"segment {entry.sha256[:12]}",

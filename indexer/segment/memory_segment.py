@@ -232,8 +232,8 @@ class MemorySegment(Segment):
         if max(whole.column("id").num_chunks, len(scaled or ())) > MAX_CHUNKS:
             whole, scaled = whole.combine_chunks(), None if scaled is None else [_joined(scaled)]
         ids = _merged_hashes([part._hashes_2N for part in parts], alive)
-        own = all(part._documents_2N is part._hashes_2N for part in parts)
-        documents = ids if own else _merged_hashes([part._documents_2N for part in parts], alive)
+        shared = all(part._documents_2N is part._hashes_2N for part in parts)
+        documents = ids if shared else _merged_hashes([part._documents_2N for part in parts], alive)
         # Summed here, since computing it from the columns takes as long as the rest of this function.
         size_bytes = (
             sum(part.entry.size_bytes for part in parts) if all(mask is None for mask in alive) else None
@@ -258,19 +258,19 @@ def _merged_named(
     first = 0
     for part, mask_N in zip(parts, alive, strict=True):
         rows_N = np.arange(part.rows) if mask_N is None else np.cumsum(mask_N) - 1
-        for name, own in part.named.items():
-            assert isinstance(own.segment, MemorySegment)
-            kept_V = None if mask_N is None else mask_N[own.rows_V]
-            rows_V = first + rows_N[own.rows_V if kept_V is None else own.rows_V[kept_V]]
-            pieces.setdefault(name, []).append((own.segment, kept_V, rows_V))
+        for name, vectors in part.named.items():
+            assert isinstance(vectors.segment, MemorySegment)
+            kept_V = None if mask_N is None else mask_N[vectors.rows_V]
+            rows_V = first + rows_N[vectors.rows_V if kept_V is None else vectors.rows_V[kept_V]]
+            pieces.setdefault(name, []).append((vectors.segment, kept_V, rows_V))
         first += part.rows if mask_N is None else int(np.count_nonzero(mask_N))
-    found = {}
+    merged = {}
     for name, several in pieces.items():
         segments, masks, rows = zip(*several, strict=True)
         rows_V = np.concatenate(rows)
         if len(rows_V):
-            found[name] = NamedVectors(MemorySegment.merged(segments, masks), rows_V)
-    return found
+            merged[name] = NamedVectors(MemorySegment.merged(segments, masks), rows_V)
+    return merged
 
 
 def _named(table: pa.Table, name: str, spec: IndexSpec, hashes_N: np.ndarray) -> NamedVectors:

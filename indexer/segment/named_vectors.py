@@ -49,10 +49,10 @@ class NamedVectors:
         """Return the vectors of allowed datapoints; None: all. Kept while `allowed` is."""
         if allowed is None:
             return None
-        found = self._allowed.get(allowed)
-        if found is None:
-            found = self._allowed[allowed] = self.segment.allow(self._of_allowed(allowed))
-        return found
+        named_allowed = self._allowed.get(allowed)
+        if named_allowed is None:
+            named_allowed = self._allowed[allowed] = self.segment.allow(self._of_allowed(allowed))
+        return named_allowed
 
     def _of_allowed(self, allowed: AllowedRows) -> np.ndarray:
         """Return the vectors of allowed datapoints, as `AllowedRows` takes them."""
@@ -63,13 +63,13 @@ class NamedVectors:
         mask_V.setflags(write=False)
         return mask_V
 
-    def datapoints(self, found: np.ndarray) -> np.ndarray:
+    def datapoints(self, numbers: np.ndarray) -> np.ndarray:
         """Return the rows of datapoints for numbers of vectors, int64, of any shape; NO_ROW stays."""
         if not len(self.rows_V):
-            return found
-        rows: np.ndarray = self.rows_V[found]
-        if found.size and found.min() == NO_ROW:
-            rows[found == NO_ROW] = NO_ROW
+            return numbers
+        rows: np.ndarray = self.rows_V[numbers]
+        if numbers.size and numbers.min() == NO_ROW:
+            rows[numbers == NO_ROW] = NO_ROW
         return rows
 
     def numbers(self, rows_R: np.ndarray) -> np.ndarray:
@@ -85,9 +85,9 @@ class NamedVectors:
     def vectors(self, rows_R: np.ndarray) -> list[np.ndarray | None]:
         """Return the vectors of datapoints as they were given, float32 (D,); None where a datapoint has none."""
         numbers_R = self.numbers(np.asarray(rows_R, np.int64))
-        known = numbers_R != NO_ROW
-        vectors = iter(self.segment.vectors(numbers_R[known]))
-        return [next(vectors) if has else None for has in known.tolist()]
+        present = numbers_R != NO_ROW
+        vectors = iter(self.segment.vectors(numbers_R[present]))
+        return [next(vectors) if has else None for has in present.tolist()]
 
     def column(self, rows_R: np.ndarray) -> pa.Array:
         """Return the vectors of datapoints as they were given, as a column of their rows, of NAMED_TYPE."""

@@ -131,8 +131,8 @@ def _time_plans(segment: Segment) -> None:
     """Time the plans unless their costs on this kind of processor are known, and keep the less disturbed costs."""
     if segment.planner is None:
         return
-    known = segment.planner.book.timed
-    if known is None or known.disturbed:
+    plan_times = segment.planner.book.timed
+    if plan_times is None or plan_times.disturbed:
         segment.time_plans_again()
 
 

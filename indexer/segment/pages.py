@@ -64,13 +64,13 @@ class _Reader:
         self._data, self.at = data, at
 
     def struct(self, depth: int) -> Struct:
-        found: Struct = {}
+        fields: Struct = {}
         number = 0
         while (head := self._byte()) != _STOP:
             kind, more = head & 15, head >> 4
             number = number + more if more else self._signed()
-            found[number] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth + 1)
-        return found
+            fields[number] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth + 1)
+        return fields
 
     def _value(self, kind: int, depth: int) -> Any:  # as its type says
         if depth > _MOST_DEPTH:
@@ -191,7 +191,7 @@ def tail_of(path: Path) -> FileTail | None:
         ]
         if not any(indexed):
             return None
-        start = min(start, *(place for place in indexed if place))
+        start = min(start, *(offset for offset in indexed if offset))
         file.seek(start)
         return FileTail(start=start, sha256=hashlib.sha256(file.read()).hexdigest())
 
@@ -227,10 +227,10 @@ def find_pages(tail: memoryview, start: int, key: str, rows: int) -> Pages:
 
     """
     try:
-        found = list(_located(tail, start, key))
+        pages = list(_located(tail, start, key))
     except (KeyError, TypeError) as error:
         raise CorruptError(f"{key} has a page index without {error}") from error
-    places_P3 = np.array(found, np.int64).reshape(-1, 3)
+    places_P3 = np.array(pages, np.int64).reshape(-1, 3)
     first_P, offsets_P, sizes_P = places_P3.T
     rows_P1 = np.append(first_P, rows)
     ends_P = offsets_P + sizes_P
@@ -266,8 +266,8 @@ def _vectors_in(group: Struct, key: str) -> Struct:
         if about[_PATH] == _EMBEDDING:
             if about[_CODEC] != _ZSTD:
                 raise CorruptError(f"{key} has vectors in codec {about[_CODEC]}, not zstd")
-            found: Struct = column
-            return found
+            struct: Struct = column
+            return struct
     raise CorruptError(f"{key} has no vectors")
 
 
@@ -312,7 +312,7 @@ def decoded_page(data: memoryview, rows: int, dimensions: int, key: str) -> np.n
     return vectors_RD
 
 
-def _checked(header: Struct, wanted: int, key: str) -> tuple[int, int]:
+def _checked(header: Struct, count: int, key: str) -> tuple[int, int]:
     """Return the bytes of a page after decompression, and its encoding."""
     about, raw_bytes, crc = header.get(_DATA_HEADER), header.get(_RAW_BYTES), header.get(_CRC)
     if not (isinstance(about, dict) and isinstance(raw_bytes, int) and isinstance(crc, int)):
@@ -320,10 +320,10 @@ def _checked(header: Struct, wanted: int, key: str) -> tuple[int, int]:
     encoding = about.get(_ENCODING)
     if header.get(_TYPE) != _DATA_PAGE or encoding not in (_PLAIN, _BYTE_STREAM_SPLIT):
         raise CorruptError(f"{key} has a page of another kind than pages of vectors")
-    if about.get(_VALUES) != wanted:
-        raise CorruptError(f"{key} has a page with {about.get(_VALUES)} values, not {wanted}")
-    if not 4 * wanted <= raw_bytes <= (4 + _LEVEL_BYTES_PER_VALUE) * wanted + _FREE_BYTES:
-        raise CorruptError(f"{key} has a page of {raw_bytes} bytes for {wanted} values")
+    if about.get(_VALUES) != count:
+        raise CorruptError(f"{key} has a page with {about.get(_VALUES)} values, not {count}")
+    if not 4 * count <= raw_bytes <= (4 + _LEVEL_BYTES_PER_VALUE) * count + _FREE_BYTES:
+        raise CorruptError(f"{key} has a page of {raw_bytes} bytes for {count} values")
     return raw_bytes, int(encoding)
 
 

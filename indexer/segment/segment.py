@@ -85,8 +85,8 @@ class Segment:
         self.distance: Distance = info["distance"]
         self.searched_ND = mapped(folder / files.VECTORS) if entry.vectors else no_vectors(entry.rows)
         """The vectors as they are searched (length 1 for cosine), float32 (N, D), memory-mapped; (N, 0) without any."""
-        given = folder / files.GIVEN
-        self.given_ND = mapped(given) if given.exists() else self.searched_ND
+        path = folder / files.UNSCALED
+        self.given_ND = mapped(path) if path.exists() else self.searched_ND
         """The vectors as they were given, float32 (N, D), memory-mapped."""
         self.records = Records.map(folder / files.COLUMNS)
         """All columns of the file but the vectors, memory-mapped, in row order."""
@@ -138,8 +138,8 @@ class Segment:
         """
         named = {name: vectors.with_entry(entry.named[name]) for name, vectors in self.named.items()}
         same = all(vectors is self.named[name] for name, vectors in named.items())
-        own = self.entry
-        if same and (own.curve, own.depth_curves) == (entry.curve, entry.depth_curves):
+        current = self.entry
+        if same and (current.curve, current.depth_curves) == (entry.curve, entry.depth_curves):
             return self
         changed = copy.copy(self)
         changed.entry, changed.named = entry, named
@@ -213,8 +213,8 @@ class Segment:
 
     def searched_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return title and text of each row, for transcripts only the spoken text; "" if a row has neither."""
-        known = [name for name in SEARCHED_COLUMNS if name in self.table.column_names]
-        points = searched_text(self.take(rows, known)).to_pylist()
+        columns = [name for name in SEARCHED_COLUMNS if name in self.table.column_names]
+        points = searched_text(self.take(rows, columns)).to_pylist()
         return ["\n".join(part for part in (point["title"], point["text"]) if part) for point in points]
 
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -276,9 +276,9 @@ class Segment:
     @staticmethod
     def _rows_with(hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str) -> Iterator[int]:
         hashes_N, rows_N = hashes_2N
-        wanted = text_hash(text)
-        position = int(np.searchsorted(hashes_N, wanted))
-        while position < len(hashes_N) and hashes_N[position] == wanted:
+        hash = text_hash(text)
+        position = int(np.searchsorted(hashes_N, hash))
+        while position < len(hashes_N) and hashes_N[position] == hash:
             row = int(rows_N[position])  # of equal hashes, the rows ascend
             if column[row].as_py() == text:
                 yield row
@@ -333,9 +333,9 @@ class Segment:
         if self._is_planned(k, settings, allowed, target_recall) and allowed and self._planner and settings:
             predicted_us = self._planner.predicted_us(len(queries_QD), k, allowed, settings)
         started_ns = time.thread_time_ns()
-        found = self._found(queries_QD, k, settings, allowed, target_recall)
+        hits = self._found(queries_QD, k, settings, allowed, target_recall)
         took_us = (time.thread_time_ns() - started_ns) / 1000
-        return dataclasses.replace(found, predicted_us=predicted_us, measured_us=took_us)
+        return dataclasses.replace(hits, predicted_us=predicted_us, measured_us=took_us)
 
     def _found(
         self,
@@ -354,12 +354,12 @@ class Segment:
             return self._searched_all(searcher, queries_QD, k, settings)
         if allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._asked(k, allowed)):
             return self._planner.search(queries_QD, k, allowed, settings, target_recall)
-        found, short_Q = self._most_allowed(searcher, queries_QD, k, allowed, settings)
+        hits, short_Q = self._most_allowed(searcher, queries_QD, k, allowed, settings)
         if len(short_Q):
             replace(
-                found, short_Q, self._planner.search(queries_QD[short_Q], k, allowed, settings, target_recall)
+                hits, short_Q, self._planner.search(queries_QD[short_Q], k, allowed, settings, target_recall)
             )
-        return found
+        return hits
 
     def _is_planned(
         self, k: int, settings: SearchSettings | None, allowed: AllowedRows | None, target_recall: float
@@ -392,8 +392,8 @@ class Segment:
                 np.take_along_axis(values, first_QA, axis=1) for values in (rows_QA, scores_QA)
             )
         plans = ["exact_allowed" if plan == "exact" else "scann_allowed" for plan in all_rows.plans]
-        found = dataclasses.replace(all_rows, rows_QK=rows_QA[:, :k], scores_QK=scores_QA[:, :k], plans=plans)
-        return found, np.flatnonzero(np.count_nonzero(kept_QA, axis=1) < k)
+        hits = dataclasses.replace(all_rows, rows_QK=rows_QA[:, :k], scores_QK=scores_QA[:, :k], plans=plans)
+        return hits, np.flatnonzero(np.count_nonzero(kept_QA, axis=1) < k)
 
     def _asked(self, k: int, allowed: AllowedRows) -> int:
         """Return the number of hits to search among all rows for k allowed ones, if most rows are allowed."""
@@ -408,7 +408,7 @@ class Segment:
         rows_QK, scores_QK, scored_Q, _, _ = searcher.search_allowed(
             queries_QD, k, rescore=depth.rescore, leaves=leaves
         )
-        found = SegmentHits(
+        hits = SegmentHits(
             rows_QK,
             scores_QK,
             ["scann"] * len(queries_QD),
@@ -418,8 +418,8 @@ class Segment:
         )
         short_Q = self._short(rows_QK)
         if len(short_Q):
-            replace(found, short_Q, self._exact_found(queries_QD[short_Q], k, None))
-        return found
+            replace(hits, short_Q, self._exact_found(queries_QD[short_Q], k, None))
+        return hits
 
     def search(
         self,
@@ -516,10 +516,10 @@ class Segment:
         curves = [(TUNED_K, self.entry.curve), *((each.k, each.curve) for each in self.entry.depth_curves)]
         enough = [(k, curve) for k, curve in curves if k >= depth.k] or curves
         _, curve = min(enough, key=lambda each: abs(each[0] - depth.k))
-        known = [
+        recalls = [
             point.recall for point in curve if point.leaves <= depth.leaves and point.rescore <= depth.rescore
         ]
-        return max(known, default=0.0)
+        return max(recalls, default=0.0)
 
     def _planner_of(self, folder: Path) -> Planner | None:
         if self._searcher is None or self.leaves is None:
@@ -563,9 +563,11 @@ class Segment:
         if self._planner is None:
             return False
         book = self._planner.book
-        known, drifted = book.timed, book.drifted
+        plan_times, drifted = book.timed, book.drifted
         costs = self.time_plans(stopped)
-        if costs is None or (known is not None and not drifted and costs.pressure >= known.pressure):
+        if costs is None or (
+            plan_times is not None and not drifted and costs.pressure >= plan_times.pressure
+        ):
             return False
         book.replace(costs)
         return True
@@ -593,5 +595,5 @@ class Segment:
 
 
 def _no_hits(k: int, queries_QD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    found = nothing_found(len(queries_QD), k)
-    return found.rows_QK, found.scores_QK
+    hits = nothing_found(len(queries_QD), k)
+    return hits.rows_QK, hits.scores_QK

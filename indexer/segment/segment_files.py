@@ -38,7 +38,7 @@ from scannery.indexer.vectors.vector_files import (
 __all__ = [
     "COLUMNS",
     "DOCUMENTS",
-    "GIVEN",
+    "UNSCALED",
     "HASHES",
     "INFO",
     "LEAVES",
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 VECTORS = "vectors.npy"
-GIVEN = "given.npy"
+UNSCALED = "given.npy"
 COLUMNS = "columns.arrow"
 HASHES = "id_hashes.npy"
 DOCUMENTS = "document_hashes.npy"
@@ -66,9 +66,9 @@ _READING = threading.Lock()
 
 def check_format(schema: pa.Schema, key: str) -> None:
     """Raise FormatError if a segment file was written in a later format than this code reads."""
-    found = int((schema.metadata or {}).get(FORMAT_KEY, b"0"))
-    if not 1 <= found <= FORMAT_VERSION:
-        raise FormatError(f"{key} has segment format {found}; this Scannery reads up to {FORMAT_VERSION}")
+    version = int((schema.metadata or {}).get(FORMAT_KEY, b"0"))
+    if not 1 <= version <= FORMAT_VERSION:
+        raise FormatError(f"{key} has segment format {version}; this Scannery reads up to {FORMAT_VERSION}")
 
 
 def unpack(path: Path, folder: Path, key: str) -> None:
@@ -127,11 +127,11 @@ def _write_vectors(file: pq.ParquetFile, folder: Path, distance: Distance) -> No
                 unit = unit and (distance != "cosine" or is_unit(block_BD))
                 yield block_BD
 
-    write_vectors(folder / GIVEN, blocks(), *shape)
+    write_vectors(folder / UNSCALED, blocks(), *shape)
     if unit:
-        (folder / GIVEN).rename(folder / VECTORS)
+        (folder / UNSCALED).rename(folder / VECTORS)
     else:
-        write_vectors(folder / VECTORS, unit_blocks(mapped(folder / GIVEN)), *shape)
+        write_vectors(folder / VECTORS, unit_blocks(mapped(folder / UNSCALED)), *shape)
 
 
 def _check_words(lexical: dict[str, Any], key: str) -> None:

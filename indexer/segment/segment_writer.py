@@ -78,8 +78,8 @@ def leaf_metadata(table: pa.Table, distance: Distance, directory: Path, *, unit:
     if unit:
         with COMPILING:
             return pack_leaves(measure_leaves(given_ND, leaf_N, distance, seed=0))
-    with tempfile.TemporaryDirectory(prefix="leaves-", dir=directory) as place:  # not a copy in memory
-        path = Path(place) / _VECTORS_FILE
+    with tempfile.TemporaryDirectory(prefix="leaves-", dir=directory) as parent:  # not a copy in memory
+        path = Path(parent) / _VECTORS_FILE
         write_vectors(path, unit_blocks(given_ND), *given_ND.shape)
         with COMPILING:
             return pack_leaves(measure_leaves(mapped(path), leaf_N, distance, seed=0))
@@ -152,11 +152,11 @@ def write_segment(
         if config is None:
             return _exact_segment(table, spec, shard, directory)
         changes = config_changes(config, table.num_rows, dimensions, spec.distance, spec.scann, effort)
-        known = config_like(config, changes, table.num_rows, earlier) if changes else None
-        if known is None:
+        config_kept = config_like(config, changes, table.num_rows, earlier) if changes else None
+        if config_kept is None:
             earlier = None
         else:
-            config, changes = known, []
+            config, changes = config_kept, []
         return _scann_segment(
             table, spec, config, changes, shard, directory, name, threads, queries, measured, earlier
         )
@@ -183,8 +183,8 @@ def _scann_segment(
     measured: bool,
     trial: ConfigTrial | None,
 ) -> WrittenSegment:
-    with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as parent:
+        folder = Path(parent)
         started = time.perf_counter()
         # The child process reads them from the file, so that this process need not hold a scaled copy.
         middle_D = write_search_vectors(folder / VECTORS_FILE, table, spec.distance)
@@ -212,9 +212,9 @@ def _scann_segment(
             path, leaves_used = _write_scann(
                 table, order_N, spec, config, build.folder, middle_D, directory, seconds
             )
-            written = time.perf_counter()
+            written_s = time.perf_counter()
             tuning = build.tuned()
-    seconds |= {"tune": tuning.seconds, "tune_wait": time.perf_counter() - written}
+    seconds |= {"tune": tuning.seconds, "tune_wait": time.perf_counter() - written_s}
     statistics = {"seconds": seconds, "scann": config.to_dict(), "leaves_used": leaves_used}
     if measured:
         statistics["fresh"] = {"target": spec.target_recall, "recall": tuning.fresh_recall}
@@ -259,7 +259,7 @@ def _write_scann(
 
 def _reordered(table: pa.Table, order_N: np.ndarray) -> pa.Table:
     """Return the rows in another order. Arrow's `take` needs twice the memory of the vectors, for component indices."""
-    place, field = table.schema.get_field_index("embedding"), table.schema.field("embedding")
+    column_number, field = table.schema.get_field_index("embedding"), table.schema.field("embedding")
     vectors_ND = np.empty((len(order_N), field.type.list_size), np.float32)
     place_N = np.argsort(order_N)
     start = 0
@@ -267,7 +267,7 @@ def _reordered(table: pa.Table, order_N: np.ndarray) -> pa.Table:
         vectors_ND[place_N[start : start + len(block_BD)]] = block_BD
         start += len(block_BD)
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.ravel()), type=field.type)
-    return taken(table.drop_columns(["embedding"]), order_N).add_column(place, field, embedding)
+    return taken(table.drop_columns(["embedding"]), order_N).add_column(column_number, field, embedding)
 
 
 def _with_words(table: pa.Table, spec: IndexSpec, seconds: dict[str, float]) -> pa.Table:
@@ -312,8 +312,12 @@ def _stored_schema(table: pa.Table, spec: IndexSpec, name: str) -> pa.Schema:
         raise BuildError(f"{name}: only some of the rows of a segment have a vector")
     plain = spec.model_copy(update={"named_vectors": {}})
     schema = datapoint_schema(plain, 0 if vectorless else _dimensions(table))
-    place = schema.get_field_index("embedding")
-    return schema.remove(place) if vectorless else schema.set(place, schema.field(place).with_nullable(False))
+    column_number = schema.get_field_index("embedding")
+    return (
+        schema.remove(column_number)
+        if vectorless
+        else schema.set(column_number, schema.field(column_number).with_nullable(False))
+    )
 
 
 def _dimensions(table: pa.Table) -> int:
@@ -333,9 +337,9 @@ def _in_few_chunks(table: pa.Table, schema: pa.Schema) -> pa.Table:
         table = table.cast(schema)
     if not _dimensions(table):
         return table.combine_chunks()
-    place, embedding = schema.get_field_index("embedding"), table.column("embedding")
-    others = table.drop_columns(["embedding"]).combine_chunks()
-    return others.add_column(place, schema.field("embedding"), embedding)
+    column_number, embedding = schema.get_field_index("embedding"), table.column("embedding")
+    scalars = table.drop_columns(["embedding"]).combine_chunks()
+    return scalars.add_column(column_number, schema.field("embedding"), embedding)
 
 
 def _metadata(

@@ -113,25 +113,25 @@ class AttributeSpec(FieldSpecModel):
         return self
 
     def _check_constant(self) -> None:
-        given = [name for name in ("split", "unit", "format", "decimal") if getattr(self, name) is not None]
-        if self.path is not None or given:
-            raise ValueError(f"`value` excludes `{'from' if self.path is not None else given[0]}`")
+        options = [name for name in ("split", "unit", "format", "decimal") if getattr(self, name) is not None]
+        if self.path is not None or options:
+            raise ValueError(f"`value` excludes `{'from' if self.path is not None else options[0]}`")
         fits = isinstance(self.value, _CONSTANTS[self.type])
         if not fits or (isinstance(self.value, bool) and self.type != "bool"):
             raise ValueError(f"`value` must be of type {self.type}, got {self.value!r}")
 
 
-def check_attribute_name(name: str, written: object) -> None:
+def check_attribute_name(name: str, declaration: object) -> None:
     """Raise ValueError, which shows what to write, for a name that an attribute cannot have.
 
     Args:
         name: of the attribute.
-        written: its type, or its mapping.
+        declaration: its type, or its mapping.
 
     """
     if ATTRIBUTE_NAME.fullmatch(name) and name not in RESERVED_COLUMNS:
         return
-    kind = written.get("type") if isinstance(written, Mapping) else written
+    kind = declaration.get("type") if isinstance(declaration, Mapping) else declaration
     shown = f"{{type: {kind}, from: {_quoted(name)}}}"
     if name in RESERVED_COLUMNS:
         raise ValueError(f"attribute name {name!r} is reserved; give it another name: `own_{name}: {shown}`")

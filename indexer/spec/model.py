@@ -47,8 +47,8 @@ class FieldSpecModel(SpecModel):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written = {key: value for key, value in handler(self).items() if value is not None}
-        return {"from" if key == "path" else key: value for key, value in written.items()}
+        fields = {key: value for key, value in handler(self).items() if value is not None}
+        return {"from" if key == "path" else key: value for key, value in fields.items()}
 
 
 def _docstrings(model: type[SpecModel]) -> dict[str, str]:

@@ -96,8 +96,8 @@ class ChunkSpec(SpecModel):
     @model_serializer(mode="wrap")
     def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Absent means false where a spec is stored: the keys of earlier releases, and their hashes, stay the same.
-        written: dict[str, Any] = handler(self)
-        return written if self.headings else {k: v for k, v in written.items() if k != "headings"}
+        fields: dict[str, Any] = handler(self)
+        return fields if self.headings else {k: v for k, v in fields.items() if k != "headings"}
 
     @model_validator(mode="after")
     def _overlap_leaves_room(self) -> ChunkSpec:
@@ -164,8 +164,8 @@ class CsvSpec(SpecModel):
     def _one_character(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None or value == "none" or (len(value) == 1 and value not in "\r\n\0"):
             return value
-        other = "`tab`" if info.field_name == "delimiter" else "`none`"
-        raise ValueError(f"must be one character or {other}, got {value!r}")
+        alternative = "`tab`" if info.field_name == "delimiter" else "`none`"
+        raise ValueError(f"must be one character or {alternative}, got {value!r}")
 
     @field_validator("header")
     @classmethod
@@ -180,17 +180,17 @@ class CsvSpec(SpecModel):
             raise ValueError("`delimiter` must be one character, got 'none'")
         if self.delimiter is not None and self.delimiter == (self.quote or '"'):
             raise ValueError(f"`delimiter` and `quote` must differ, got {self.delimiter!r} for both")
-        others = {"delimiter": self.delimiter, "quote": self.quote or '"'}
-        for name, other in others.items():
-            if self.escape is not None and self.escape != "none" and self.escape == other:
-                raise ValueError(f"`escape` and `{name}` must differ, got {other!r} for both")
+        marks = {"delimiter": self.delimiter, "quote": self.quote or '"'}
+        for name, mark in marks.items():
+            if self.escape is not None and self.escape != "none" and self.escape == mark:
+                raise ValueError(f"`escape` and `{name}` must differ, got {mark!r} for both")
         return self
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Without a key that earlier releases do not know, unless it is used: so finished work keeps its keys.
-        written: dict[str, Any] = handler(self)
-        return {key: value for key, value in written.items() if key != "escape" or value is not None}
+        fields: dict[str, Any] = handler(self)
+        return {key: value for key, value in fields.items() if key != "escape" or value is not None}
 
 
 def _text(value: object) -> object:
@@ -316,15 +316,15 @@ class SourceSpec(SpecModel):
         format = data.get("format") if isinstance(data, Mapping) else None
         if format == "feed" and isinstance(data, Mapping):
             return {"text": "text", "title": "title", **data}
-        own = _OWN_FIELDS.get(format) if isinstance(format, str) else None
-        if own is None or not isinstance(data, Mapping):
+        fields = _OWN_FIELDS.get(format) if isinstance(format, str) else None
+        if fields is None or not isinstance(data, Mapping):
             return data
         for key in (*_FIELD_KEYS, "records", "csv"):
-            if data.get(key) not in (None, own.get(key)):
+            if data.get(key) not in (None, fields.get(key)):
                 raise ValueError(f"`{key}` cannot be set with `format: {format}`, got {data[key]!r}")
         if format == "managed" and data.get("sparse_vector") not in (None, "sparse_embedding"):
             raise ValueError(f"`sparse_vector` can only be sparse_embedding, got {data['sparse_vector']!r}")
-        return {**data, **own}
+        return {**data, **fields}
 
     @model_validator(mode="after")
     def _keys_fit(self) -> SourceSpec:
@@ -342,11 +342,11 @@ class SourceSpec(SpecModel):
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Without the keys that earlier releases do not know: specs that do not use them stay readable there, and keep
         # the keys of finished work, which are hashes of this.
-        written: dict[str, Any] = handler(self)
+        fields: dict[str, Any] = handler(self)
         new = ("records", "csv", "encoding", "fetch", "max_errors", "text_format", "generated_id")
-        written = {
-            key: value for key, value in written.items() if key not in new or value not in (None, (), [])
+        fields = {
+            key: value for key, value in fields.items() if key not in new or value not in (None, (), [])
         }
-        if (generated := written.pop("generated_id", None)) is not None:
-            written["id"] = generated
-        return written
+        if (generated := fields.pop("generated_id", None)) is not None:
+            fields["id"] = generated
+        return fields

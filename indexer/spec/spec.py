@@ -163,9 +163,9 @@ class LiveSpec(SpecModel):
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> LiveSpec:
         for name in ("rows", "bytes"):
-            seal, most = getattr(self, f"seal_{name}"), getattr(self, f"max_{name}")
-            if most < seal:
-                raise ValueError(f"max_{name} must be at least seal_{name} ({seal}), got {most}")
+            seal, maximum = getattr(self, f"seal_{name}"), getattr(self, f"max_{name}")
+            if maximum < seal:
+                raise ValueError(f"max_{name} must be at least seal_{name} ({seal}), got {maximum}")
         return self
 
 
@@ -231,9 +231,9 @@ class LexicalSpec(SpecModel):
         return rules
 
 
-def _type_of(written: Any) -> object:
+def _type_of(declaration: Any) -> object:
     # A mapping without a valid type is refused as an `AttributeSpec`, which says more.
-    kind = written.type if isinstance(written, AttributeSpec) else written.get("type")
+    kind = declaration.type if isinstance(declaration, AttributeSpec) else declaration.get("type")
     return kind if isinstance(kind, str) and kind in get_args(AttributeType) else "string"
 
 
@@ -256,9 +256,9 @@ Lexical = Annotated[LexicalSpec | None, BeforeValidator(_lexical), Field(json_sc
 def _named_alone(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add `vectors: optional` to a spec that has named vectors only."""
     source = data.get("source")
-    given = data.get("encoder") or getattr(source, "vector", None)
-    given = given or (isinstance(source, Mapping) and source.get("vector"))
-    return {"vectors": "optional", **data} if data.get("named_vectors") and not given else data
+    has_vectors = data.get("encoder") or getattr(source, "vector", None)
+    has_vectors = has_vectors or (isinstance(source, Mapping) and source.get("vector"))
+    return {"vectors": "optional", **data} if data.get("named_vectors") and not has_vectors else data
 
 
 class IndexSpec(SpecModel):
@@ -275,11 +275,11 @@ class IndexSpec(SpecModel):
     source: Annotated[SourceSpec, mapping_like(lambda _: "{id: id, text: text}")]
     """What the input is, and which of its fields are what."""
 
-    encoder: Annotated[EncoderSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
+    encoder: Annotated[EncoderSpec | None, mapping_like(lambda text: f"{{model: {text}}}")] = None
     """Required unless the source has vectors, or `vectors: optional`. Where the source has vectors, it encodes text
     queries."""
 
-    reranker: Annotated[RerankerSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
+    reranker: Annotated[RerankerSpec | None, mapping_like(lambda text: f"{{model: {text}}}")] = None
     """Required for searches with `rerank`."""
 
     distance: Distance = "cosine"
@@ -327,7 +327,11 @@ class IndexSpec(SpecModel):
     @property
     def named_encoders(self) -> dict[str, EncoderSpec]:
         """Encoders of named vectors, by name; names whose vectors are only given are left out."""
-        return {name: own.encoder for name, own in self.named_vectors.items() if own.encoder is not None}
+        return {
+            name: vector_spec.encoder
+            for name, vector_spec in self.named_vectors.items()
+            if vector_spec.encoder is not None
+        }
 
     @property
     def encoders(self) -> dict[str, EncoderSpec]:
@@ -399,17 +403,17 @@ class IndexSpec(SpecModel):
 
     @model_serializer(mode="wrap")
     def _together(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written: dict[str, Any] = handler(self)
-        specs = written.pop("attribute_specs", {})
-        if specs and "attributes" in written:
-            written["attributes"] = {**written["attributes"], **specs}
+        fields: dict[str, Any] = handler(self)
+        specs = fields.pop("attribute_specs", {})
+        if specs and "attributes" in fields:
+            fields["attributes"] = {**fields["attributes"], **specs}
         # Earlier releases refuse these keys; a spec that does not use them is written as they read it.
         if self.search == SearchSpec():
-            written.pop("search", None)
+            fields.pop("search", None)
         for name in ("dynamic", "vectors", "named_vectors"):
             if getattr(self, name) == type(self).model_fields[name].default:
-                written.pop(name, None)
-        return written
+                fields.pop(name, None)
+        return fields
 
     @field_serializer("lexical", mode="wrap")
     def _lexical_as_written(
@@ -418,10 +422,10 @@ class IndexSpec(SpecModel):
         # As users write it; earlier releases read only true and false.
         if value is None or value == LexicalSpec():
             return value is not None
-        written: dict[str, Any] = handler(value)
+        fields: dict[str, Any] = handler(value)
         if value.compounds is None:  # a key that earlier releases refuse
-            written.pop("compounds", None)
-        return written
+            fields.pop("compounds", None)
+        return fields
 
     @model_validator(mode="after")
     def _parts_fit(self) -> IndexSpec:

@@ -71,27 +71,27 @@ def spec_json_schema() -> dict[str, Any]:
     generated = source.pop("generated_id")["anyOf"][0]
     source["id"]["anyOf"] = [{"type": source["id"].pop("type")}, generated]
     types = schema["properties"]["attributes"]["additionalProperties"]
-    own = schema["properties"].pop("attribute_specs")["additionalProperties"]
-    schema["properties"]["attributes"]["additionalProperties"] = {"anyOf": [types, own]}
+    schema_of_attribute = schema["properties"].pop("attribute_specs")["additionalProperties"]
+    schema["properties"]["attributes"]["additionalProperties"] = {"anyOf": [types, schema_of_attribute]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Scannery index spec"} | {
         key: value for key, value in schema.items() if key != "title"
     }
 
 
-_WRITTEN = {("attribute_specs",): ("attributes",), ("source", "generated_id"): ("source", "id")}
+_PATHS_IN_FILES = {("attribute_specs",): ("attributes",), ("source", "generated_id"): ("source", "id")}
 """Paths of keys in the models whose mappings are written under another key."""
 
 
 def _explain(error: ValidationError) -> InvalidSpecError:
     # A misspelt key gives two errors, an unknown and a missing key: the first is more specific.
     first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-    place = tuple(str(part) for part in first["loc"])
-    for own, written in _WRITTEN.items():
-        if place[: len(own)] == own:
-            place = (*written, *place[len(own) :])
-    field = ".".join(place) or None
+    path = tuple(str(part) for part in first["loc"])
+    for model_path, file_path in _PATHS_IN_FILES.items():
+        if path[: len(model_path)] == model_path:
+            path = (*file_path, *path[len(model_path) :])
+    field = ".".join(path) or None
     if first["type"] == "extra_forbidden":
-        return InvalidSpecError(_unknown_key(place), field=field)
+        return InvalidSpecError(_unknown_key(path), field=field)
     what = first["msg"].removeprefix("Value error, ")
     is_told = "got" in what or first["type"] == "missing" or isinstance(first["input"], Mapping)
     got = "" if is_told else f", got {first['input']!r}"
@@ -109,12 +109,12 @@ def _unknown_key(location: tuple[str, ...]) -> str:
 def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
     if path == ["source", "id"]:
         model, path = GeneratedId, []
-    own: dict[str, type[BaseModel]] = {"attributes": AttributeSpec, "named_vectors": NamedVectorSpec}
-    if path and path[0] in own:  # below a name
-        model, path = own[path[0]], path[2:]
+    models: dict[str, type[BaseModel]] = {"attributes": AttributeSpec, "named_vectors": NamedVectorSpec}
+    if path and path[0] in models:  # below a name
+        model, path = models[path[0]], path[2:]
     for part in path:
         annotation = model.model_fields[part].annotation
         candidates = (annotation, *get_args(annotation))
         model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    unwritten = {own[-1] for own in _WRITTEN}
+    unwritten = {models[-1] for models in _PATHS_IN_FILES}
     yield from (field.alias or name for name, field in model.model_fields.items() if name not in unwritten)

@@ -59,7 +59,7 @@ MAX_NAMED_VECTORS = 16
 class NamedVectorSpec(FieldSpecModel):
     """A further dense vector that datapoints may have, searched by its name. It needs `encoder` or `dimensions`."""
 
-    encoder: Annotated[EncoderSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
+    encoder: Annotated[EncoderSpec | None, mapping_like(lambda text: f"{{model: {text}}}")] = None
     """The model that turns texts into these vectors, in builds, writes and queries."""
 
     path: Annotated[str | None, Field(alias="from", min_length=1, max_length=256)] = None
@@ -88,11 +88,11 @@ class NamedVectorSpec(FieldSpecModel):
         return self
 
 
-def _meant(given: object) -> str:
+def _meant(value: object) -> str:
     """Return the mapping that was probably meant by a value that is none."""
-    if isinstance(given, str):
-        return f"{{encoder: {{model: {given}}}}}"
-    return f"{{dimensions: {given if isinstance(given, int) and not isinstance(given, bool) else 512}}}"
+    if isinstance(value, str):
+        return f"{{encoder: {{model: {value}}}}}"
+    return f"{{dimensions: {value if isinstance(value, int) and not isinstance(value, bool) else 512}}}"
 
 
 NamedVectorSpecs: TypeAlias = Annotated[

@@ -66,8 +66,8 @@ class Backend(Protocol):
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
         """Write an object; with `only_if_absent` raise AlreadyExistsError if it exists."""
 
-    def replace(self, key: str, data: bytes, known: bytes | None) -> None:
-        """Write an object if its bytes are `known` (None: it does not exist), else raise AlreadyExistsError."""
+    def replace(self, key: str, data: bytes, stored: bytes | None) -> None:
+        """Write an object if its bytes are `stored` (None: it does not exist), else raise AlreadyExistsError."""
 
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Rename an object, and replace its bytes by fewer ones, perhaps with spaces behind them."""

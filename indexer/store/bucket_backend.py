@@ -207,11 +207,11 @@ class BucketBackend:
     def read(self, key: str) -> bytes:
         """Return the bytes of an object."""
         with _object_errors(key):
-            found = obstore.get(self._store, key)
-            size, etag = found.meta["size"], found.meta["e_tag"]
+            response = obstore.get(self._store, key)
+            size, etag = response.meta["size"], response.meta["e_tag"]
             if size <= PART_BYTES:
-                return bytes(found.bytes())
-            del found  # ends the request, of which only the size is used
+                return bytes(response.bytes())
+            del response  # ends the request, of which only the size is used
             return self._joined(key, 0, size, etag)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
@@ -219,10 +219,10 @@ class BucketBackend:
         with _object_errors(key):
             if length > PART_BYTES:
                 # The length may come from a damaged file, and that much memory would be taken.
-                found = obstore.head(self._store, key)
-                length = max(min(length, found["size"] - start), 1)
+                head = obstore.head(self._store, key)
+                length = max(min(length, head["size"] - start), 1)
                 if length > PART_BYTES:
-                    return self._joined(key, start, length, found["e_tag"])
+                    return self._joined(key, start, length, head["e_tag"])
             return bytes(obstore.get_range(self._store, key, start=start, length=length))
 
     def map_range(self, key: str, start: int, length: int) -> memoryview:
@@ -241,8 +241,8 @@ class BucketBackend:
         etag = None
         if size_bytes is None:
             with _object_errors(key):
-                found = obstore.head(self._store, key)
-            size_bytes, etag = found["size"], found["e_tag"]
+                head = obstore.head(self._store, key)
+            size_bytes, etag = head["size"], head["e_tag"]
         with path.open("wb") as file:
             for _, data in self._parts(key, 0, size_bytes, etag, whole=True):
                 file.write(data)
@@ -258,20 +258,20 @@ class BucketBackend:
                 store = self._patient if isinstance(data, Path) else self._store
                 obstore.put(store, key, data, chunk_size=UPLOAD_BYTES, max_concurrency=PARALLEL_UPLOADS)
 
-    def replace(self, key: str, data: bytes, known: bytes | None) -> None:
-        """Write an object if its bytes are `known` (None: it does not exist), else raise AlreadyExistsError."""
-        if known is None:
+    def replace(self, key: str, data: bytes, stored: bytes | None) -> None:
+        """Write an object if its bytes are `stored` (None: it does not exist), else raise AlreadyExistsError."""
+        if stored is None:
             self.write(key, data, only_if_absent=True)
             return
         changed = AlreadyExistsError(f"{key} was changed meanwhile")
         try:
             with _object_errors(key):
-                found = obstore.get(self._store, key)
-                if bytes(found.bytes()) != known:
+                response = obstore.get(self._store, key)
+                if bytes(response.bytes()) != stored:
                     raise changed
-                tag: UpdateVersion = {"e_tag": found.meta["e_tag"]}
-                if found.meta["version"] is not None:
-                    tag["version"] = found.meta["version"]
+                tag: UpdateVersion = {"e_tag": response.meta["e_tag"]}
+                if response.meta["version"] is not None:
+                    tag["version"] = response.meta["version"]
                 with contextlib.suppress(PreconditionError):
                     self._put_if(key, data, tag)
                     return
@@ -314,9 +314,9 @@ class BucketBackend:
         options: GetOptions = {"range": (start, end)}
         if etag:
             options["if_match"] = etag
-        found = obstore.get(self._patient, key, options=options)
-        check_size(key, found.meta["size"], size_bytes)
-        data = memoryview(found.bytes())
+        response = obstore.get(self._patient, key, options=options)
+        check_size(key, response.meta["size"], size_bytes)
+        data = memoryview(response.bytes())
         if len(data) != end - start:
             raise StoreError(f"{key}: wanted bytes {start} to {end}, got {len(data)} of {end - start}")
         return data

@@ -31,7 +31,7 @@ _TEMPORARY = ".tmp-"
 _BLOCK = 1 << 20
 _ATTEMPTS = 5
 """Most attempts to write a file whose folder is removed by another process meanwhile."""
-_OWN = 0o700
+_OWNER_ONLY = 0o700
 """Mode of a folder created for a store. Not set by a umask, which all threads of a process share."""
 
 
@@ -111,18 +111,18 @@ class FolderBackend:
                 finally:
                     temporary.unlink(missing_ok=True)
 
-    def replace(self, key: str, data: bytes, known: bytes | None) -> None:
-        """Write an object if its bytes are `known` (None: it does not exist), else raise AlreadyExistsError."""
+    def replace(self, key: str, data: bytes, stored: bytes | None) -> None:
+        """Write an object if its bytes are `stored` (None: it does not exist), else raise AlreadyExistsError."""
         with _os_errors(key):
             folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(
                 folder, fcntl.LOCK_EX
             )  # ends when the folder is closed, also if the process is killed
-            found = None
+            current = None
             with contextlib.suppress(NotFoundError):
-                found = self.read(key)
-            if found != known:
+                current = self.read(key)
+            if current != stored:
                 raise AlreadyExistsError(f"{key} was changed meanwhile")
             self.write(key, data, only_if_absent=False)
         finally:
@@ -203,7 +203,7 @@ def store_folder(path: str, *, create: bool) -> Path:
                     f"`scannery.connect({path!r}, create=True)` an empty one"
                 )
             _make_folders(root.parent)
-            _make_folders(root, _OWN)
+            _make_folders(root, _OWNER_ONLY)
         if not root.is_dir():
             raise StoreUriError(f"store {path!r} is a file; a store is a folder")
     except OSError as error:

@@ -52,17 +52,17 @@ __all__ = [
 
 def without_credentials(text: str) -> str:
     """Return a URI without user, password and options; a connection string of other form is not shown at all."""
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, location = text.partition("://")
     if not separator:
         return "(not shown: it may have a password)" if "=" in text else text
     # Up to the last "@": a password may have others, and slashes, that should have been written as %XX.
-    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    return f"{scheme}://{location.partition('?')[0].rpartition('@')[2]}"
 
 
 def has_credentials(uri: str) -> bool:
     """Return whether the URI of a bucket has what none needs: a password, or options."""
-    _, _, rest = uri.partition("://")
-    return ":" in rest.partition("/")[0] or "?" in rest
+    _, _, location = uri.partition("://")
+    return ":" in location.partition("/")[0] or "?" in location
 
 
 _LOG = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class Store:
         else:
             self.write_file(key, path)
 
-    def replace(self, key: str, data: bytes, *, known: bytes | None) -> None:
+    def replace(self, key: str, data: bytes, *, stored: bytes | None) -> None:
         """Write an object that has not changed since it was read; of several concurrent calls exactly one succeeds.
 
         For small objects: they are compared by their bytes.
@@ -193,13 +193,13 @@ class Store:
         Args:
             key: of the object.
             data: the new bytes.
-            known: the bytes that were read; None: there was no such object.
+            stored: the bytes that were read; None: there was no such object.
 
         Raises:
             AlreadyExistsError: it has other bytes now.
 
         """
-        self._backend.replace(_checked(key), data, known)
+        self._backend.replace(_checked(key), data, stored)
 
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Make a small JSON object of a larger object, which is gone afterwards; possible on a disk without space.
@@ -327,8 +327,8 @@ class Store:
                 raise _damaged(key)
             yield path
             return
-        with contextlib.nullcontext(folder) if folder else scratch_folder("object") as place:
-            path = place / "object"
+        with contextlib.nullcontext(folder) if folder else scratch_folder("object") as parent:
+            path = parent / "object"
             try:
                 with contextlib.nullcontext() if folder else _temporary_file(key):
                     self._fetch_checked(key, path, sha256, size_bytes)
@@ -425,7 +425,7 @@ class JsonObject:
             if after == before:
                 return before, before
             try:
-                self.store.replace(self.key, self._to_json(after), known=stored)
+                self.store.replace(self.key, self._to_json(after), stored=stored)
             except AlreadyExistsError:
                 if attempt + 1 == MAX_ATTEMPTS:
                     raise
@@ -447,12 +447,12 @@ class JsonObject:
                 raise FormatError(
                     f"{self.key} has format {content['format']}, this Scannery reads up to {FORMAT}; upgrade it"
                 )
-            found: Content = dict(content[self.field].items())
-            if not all(isinstance(value, self.kind) for value in found.values()):
+            items: Content = dict(content[self.field].items())
+            if not all(isinstance(value, self.kind) for value in items.values()):
                 raise TypeError(f"the values of {self.field!r} must be of type {self.kind.__name__}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptError(f"{self.key} is damaged: {error!r}") from error
-        return found
+        return items
 
     def _to_json(self, content: Content) -> bytes:
         return json.dumps({"format": FORMAT, self.field: content}, indent=2, sort_keys=True).encode() + b"\n"

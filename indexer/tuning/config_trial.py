@@ -127,11 +127,11 @@ def sample_rows(vectors_ND: np.ndarray, queries: HeldOut, leaves: int, *, seed: 
     hits_N = np.zeros(rows, bool)
     for kind in queries.kinds:
         hits_N[kind.rows_QK[kind.rows_QK != NO_ROW]] = True
-    others = np.flatnonzero(~hits_N)
-    wanted = min(len(others), max(count - int(hits_N.sum()), count // 2))
-    chosen = np.random.default_rng([seed, 2]).choice(others, wanted, replace=False)
+    misses = np.flatnonzero(~hits_N)
+    count_of_misses = min(len(misses), max(count - int(hits_N.sum()), count // 2))
+    chosen = np.random.default_rng([seed, 2]).choice(misses, count_of_misses, replace=False)
     rows_S = np.sort(np.concatenate([np.flatnonzero(hits_N), chosen]))
-    weights_S = np.where(hits_N[rows_S], 1.0, len(others) / max(wanted, 1))
+    weights_S = np.where(hits_N[rows_S], 1.0, len(misses) / max(count_of_misses, 1))
     return Sample(vectors_SD=np.array(vectors_ND[rows_S]), rows_S=rows_S, weights_S=weights_S, rows=rows)
 
 
@@ -179,37 +179,37 @@ def choose_by_trial(
     tried = [best]
     for change in changes:
         changed = dataclasses.replace(_config(best, config), **change)
-        other = _tried(sample, queries, changed, train, target, best.searched)
-        tried.append(other)
+        candidate = _tried(sample, queries, changed, train, target, best.searched)
+        tried.append(candidate)
         gain = max((GAINS.get(name, LEAST_GAIN) for name in change), default=LEAST_GAIN)
-        if _better(other, best, gain):
-            best = other
+        if _better(candidate, best, gain):
+            best = candidate
     trial = ConfigTrial(
         rows=len(sample.rows_S),
         segment_rows=sample.rows,
         target=target,
         queries={name: len(kind.queries_QD) for name, kind in zip(queries.names, queries.kinds, strict=True)},
-        tried=tuple(one.model_copy(update={"chosen": one is best}) for one in tried),
+        tried=tuple(config.model_copy(update={"chosen": config is best}) for config in tried),
     )
     return _config(best, config), trial
 
 
-def _config(one: TriedConfig, base: ScannConfig) -> ScannConfig:
+def _config(config: TriedConfig, base: ScannConfig) -> ScannConfig:
     values = base.to_dict() | {
-        "leaves": one.leaves,
-        "soar": one.soar,
-        "dimensions_per_block": one.dimensions_per_block,
-        "anisotropic_threshold": one.anisotropic_threshold,
+        "leaves": config.leaves,
+        "soar": config.soar,
+        "dimensions_per_block": config.dimensions_per_block,
+        "anisotropic_threshold": config.anisotropic_threshold,
     }
     return ScannConfig.from_dict(values)
 
 
-def _better(other: TriedConfig, best: TriedConfig, gain: float) -> bool:
-    if other.query_us is None or best.query_us is None:
-        return other.query_us is not None or (
-            best.query_us is None and other.recall > best.recall + gain / 10
+def _better(candidate: TriedConfig, best: TriedConfig, gain: float) -> bool:
+    if candidate.query_us is None or best.query_us is None:
+        return candidate.query_us is not None or (
+            best.query_us is None and candidate.recall > best.recall + gain / 10
         )
-    return other.query_us < (1 - gain) * best.query_us
+    return candidate.query_us < (1 - gain) * best.query_us
 
 
 def _tried(
@@ -234,8 +234,8 @@ def _tried(
     while leaves < config.leaves and _worth_more(measured, cost, target):
         leaves = min(config.leaves, max(leaves + 1, round(leaves * STEP)))
         reached(leaves)
-    found = _cheapest(measured, cost, target)
-    took, searched, candidates, recall = found or (
+    cheapest = _cheapest(measured, cost, target)
+    took, searched, candidates, recall = cheapest or (
         None,
         config.leaves,
         DEPTHS[-1],
@@ -255,8 +255,8 @@ def _tried(
 
 def _worth_more(measured: Mapping[int, Sequence[float]], cost: SearchCost, target: float) -> bool:
     """Return whether more leaves than measured could be cheaper, with fewer candidates."""
-    found = _cheapest(measured, cost, target)
-    return found is None or cost.query_us(max(measured), DEPTHS[0]) < found[0]
+    cheapest = _cheapest(measured, cost, target)
+    return cheapest is None or cost.query_us(max(measured), DEPTHS[0]) < cheapest[0]
 
 
 def _cheapest(
@@ -266,7 +266,7 @@ def _cheapest(
 
     The number of leaves is interpolated between measured ones: otherwise configurations would differ by steps of them.
     """
-    found: list[tuple[float, float, int, float]] = []
+    candidates: list[tuple[float, float, int, float]] = []
     for number, depth in enumerate(DEPTHS):
         before: tuple[int, float] | None = None
         for leaves in sorted(measured):
@@ -276,10 +276,10 @@ def _cheapest(
                 if before and recall > before[1]:
                     share = (target - before[1]) / (recall - before[1])
                     least = before[0] * (leaves / before[0]) ** share
-                found.append((cost.query_us(least, depth), least, depth, target if before else recall))
+                candidates.append((cost.query_us(least, depth), least, depth, target if before else recall))
                 break
             before = (leaves, recall)
-    return min(found, default=None)
+    return min(candidates, default=None)
 
 
 def _recalls(searcher: ScannSearcher, sample: Sample, queries: HeldOut, leaves: int) -> list[float]:
@@ -287,7 +287,7 @@ def _recalls(searcher: ScannSearcher, sample: Sample, queries: HeldOut, leaves: 
     share = len(sample.rows_S) / sample.rows
     count = min(len(sample.rows_S), PROPOSED + int(DEPTHS[-1] * share))
     kinds = [_ranked(searcher, sample, kind, leaves, count) for kind in queries.kinds]
-    return [min(float((ranks <= depth).sum()) / wanted for ranks, wanted in kinds) for depth in DEPTHS]
+    return [min(float((ranks <= depth).sum()) / count for ranks, count in kinds) for depth in DEPTHS]
 
 
 def _ranked(
@@ -303,7 +303,7 @@ def _ranked(
     weights_QC = np.where(missing_QC | own_QC, 0.0, sample.weights_S[np.maximum(places_QC, 0)])
     ranks_QC = np.cumsum(weights_QC, axis=1) - weights_QC + 1
     hits_QC = (scores_QC >= kind.reach_Q1) & ~missing_QC & ~own_QC
-    wanted = int((kind.rows_QK != NO_ROW).sum())
+    total = int((kind.rows_QK != NO_ROW).sum())
     # Of tied hits only as many count as are wanted.
     hits_QC &= np.cumsum(hits_QC, axis=1) <= kind.truth_QK.shape[1]
-    return ranks_QC[hits_QC], max(wanted, 1)
+    return ranks_QC[hits_QC], max(total, 1)

@@ -72,16 +72,16 @@ class LabelledQueries:
     def parts(self, count: int) -> list[LabelledQueries]:
         """Return the queries in at most `count` parts of equal size, the last one smaller."""
         step = -(-len(self.queries_QD) // count)
-        places = [slice(start, start + step) for start in range(0, len(self.queries_QD), step)]
-        return [self._at(place) for place in places]
+        slices = [slice(start, start + step) for start in range(0, len(self.queries_QD), step)]
+        return [self._at(part) for part in slices]
 
-    def _at(self, place: slice) -> LabelledQueries:
+    def _at(self, part: slice) -> LabelledQueries:
         return LabelledQueries(
-            queries_QD=self.queries_QD[place],
-            own_Q=self.own_Q[place],
-            rows_QK=self.rows_QK[place],
-            truth_QK=self.truth_QK[place],
-            magnitudes_QK=self.magnitudes_QK[place],
+            queries_QD=self.queries_QD[part],
+            own_Q=self.own_Q[part],
+            rows_QK=self.rows_QK[part],
+            truth_QK=self.truth_QK[part],
+            magnitudes_QK=self.magnitudes_QK[part],
         )
 
     def recalls(self, rows_QX: np.ndarray, scores_QX: np.ndarray) -> np.ndarray:
@@ -159,8 +159,8 @@ def held_out_queries(
     rows_N = _nonzero_rows(vectors_ND)
     count = min(count, len(rows_N))
     rows_Q, one_Q, other_Q = (np.sort(generator.choice(rows_N, count, replace=False)) for _ in range(3))
-    given = apart_QD is not None and len(apart_QD) > 0
-    if apart_QD is None or not given:
+    has_queries = apart_QD is not None and len(apart_QD) > 0
+    if apart_QD is None or not has_queries:
         apart_QD = 0.7 * vectors_ND[one_Q] + 0.3 * vectors_ND[generator.permutation(other_Q)]
     else:
         apart_QD = apart_QD[:: -(-len(apart_QD) // (4 * count))]
@@ -173,7 +173,7 @@ def held_out_queries(
     magnitudes_QK = _magnitudes(vectors_ND, queries_QD, rows_QK, distance)
     mine_QK = _without_own(rows_QK[:count], rows_Q)
     return HeldOut(
-        given=given,
+        given=has_queries,
         alike=LabelledQueries(
             queries_QD=alike_QD,
             own_Q=rows_Q,

@@ -29,7 +29,7 @@ from scannery.indexer.vectors.exact_search import NO_ROW
 __all__ = ["DEEPER", "Curves", "measure_curves", "pareto", "refine", "rising"]
 
 
-LEAST, MOST = 0.8, 0.999
+LEAST, MOST_RECALL = 0.8, 0.999
 """Recalls between which the curve is refined."""
 MEASURED = 20
 """Most settings that are measured for ten hits. The widest steps of the curve are halved first."""
@@ -47,13 +47,13 @@ def refine(
     points: Sequence[Sequence[CurvePoint]],
     measure: Measure,
     *,
-    most: int = MEASURED,
+    steps: int = MEASURED,
     cost: Cost,
 ) -> list[Sequence[CurvePoint]]:
-    """Return measured settings and at most `most` further ones, where the curve has its widest steps."""
+    """Return measured settings and at most `steps` further ones, where the curve has its widest steps."""
     refined = list(points)
     tried = {(each[-1].leaves, each[-1].rescore) for each in points}
-    for _ in range(most):
+    for _ in range(steps):
         setting = _between(list(pareto((each[-1] for each in refined), cost)), tried)
         if setting is None:
             break
@@ -66,7 +66,7 @@ def _between(curve: Sequence[CurvePoint], tried: set[tuple[int, int]]) -> tuple[
     """Return the setting in the widest step of a curve, in which a target may lie; None if all steps are narrow."""
     widest: tuple[float, tuple[int, int]] | None = None
     for less, more in itertools.pairwise(curve):
-        if more.recall <= LEAST or less.recall >= MOST:
+        if more.recall <= LEAST or less.recall >= MOST_RECALL:
             continue
         for setting, ratio in _halves(less, more):
             if ratio > CLOSE and setting not in tried and (widest is None or ratio > widest[0]):
@@ -199,17 +199,19 @@ class _Tuner:
             return self._measure(queries, leaves, candidates, ks, self._pool)
 
         points: list[Sequence[CurvePoint]] = [
-            measure(one.leaves, one.rescore) for one in self._likely(settings)
+            measure(setting.leaves, setting.rescore) for setting in self._likely(settings)
         ]
         points = refine(points, measure, cost=self._cost)
-        one, ten = (tuple(pareto((each[number] for each in points), self._cost)) for number in range(len(ks)))
-        return one, ten
+        setting, ten = (
+            tuple(pareto((each[number] for each in points), self._cost)) for number in range(len(ks))
+        )
+        return setting, ten
 
     def deeper(self, queries: HeldOut, rescore: int | None) -> dict[int, tuple[CurvePoint, ...]]:
         """Return the curves for all numbers of hits in DEEPER up to `queries.k`."""
-        wanted = [k for k in DEEPER if k <= queries.k]
-        tried: dict[int, list[_Setting]] = {k: [] for k in wanted}
-        open_ks = list(wanted)
+        depths = [k for k in DEEPER if k <= queries.k]
+        tried: dict[int, list[_Setting]] = {k: [] for k in depths}
+        open_ks = list(depths)
         for leaves in _leaves_searched(self._leaves):
             # Only leaves that together have at least k rows are tried.
             open_ks = [k for k in open_ks if not tried[k] or tried[k][-1].recall < 1 - WORTHWHILE]
@@ -219,20 +221,22 @@ class _Tuner:
             for k, settings in self._by_depth(queries, leaves, ks, rescore).items():
                 tried[k] += settings
         # The deepest first: they take the most time.
-        curves = self._pool.map(lambda k: self._deep_curve(queries, k, tried[k]), reversed(wanted))
-        return dict(sorted(zip(reversed(wanted), curves, strict=True)))
+        curves = self._pool.map(lambda k: self._deep_curve(queries, k, tried[k]), reversed(depths))
+        return dict(sorted(zip(reversed(depths), curves, strict=True)))
 
     def _by_depth(
         self, queries: HeldOut, leaves: int, ks: Sequence[int], rescore: int | None
     ) -> dict[int, list[_Setting]]:
         """Return the settings with `leaves` leaves for each number of hits: with many candidates only if they help."""
-        for most in MOST_PER_HIT:
-            depths = {k: self._depths(k, rescore, most) for k in ks}
+        for per_hit in MOST_PER_HIT:
+            depths = {k: self._depths(k, rescore, per_hit) for k in ks}
             proposed = self._proposed(queries, leaves, max(depths[ks[-1]]))
-            found = {k: _settings(queries.first(k), proposed, leaves, depths[k]) for k in ks}
-            if rescore is not None or all(len(_helpful(one)) < len(one) for one in found.values()):
+            by_k = {k: _settings(queries.first(k), proposed, leaves, depths[k]) for k in ks}
+            if rescore is not None or all(
+                len(_helpful(settings)) < len(settings) for settings in by_k.values()
+            ):
                 break
-        return found
+        return by_k
 
     def _deep_curve(self, queries: HeldOut, k: int, tried: Sequence[_Setting]) -> tuple[CurvePoint, ...]:
         """Return the settings for k hits that no cheaper one beats, cheapest first; in one thread."""
@@ -240,25 +244,29 @@ class _Tuner:
         def measure(leaves: int, candidates: int) -> Sequence[CurvePoint]:
             return self._measure(queries, leaves, candidates, (k,))
 
-        points: list[Sequence[CurvePoint]] = [measure(one.leaves, one.rescore) for one in self._likely(tried)]
-        points = refine(points, measure, most=DEEPER_MEASURED, cost=self._cost)
+        points: list[Sequence[CurvePoint]] = [
+            measure(setting.leaves, setting.rescore) for setting in self._likely(tried)
+        ]
+        points = refine(points, measure, steps=DEEPER_MEASURED, cost=self._cost)
         return tuple(pareto((point for [point] in points), self._cost))
 
-    def _cost(self, one: CurvePoint | _Setting) -> float:
-        return self._search_cost.query_us(one.leaves, one.rescore)
+    def _cost(self, setting: CurvePoint | _Setting) -> float:
+        return self._search_cost.query_us(setting.leaves, setting.rescore)
 
     def _depths(self, k: int, rescore: int | None, most_per_hit: float) -> list[int]:
         """Return the numbers of candidates to try for k hits."""
         if rescore is not None:
             return [max(k, math.ceil(rescore * k / TUNED_K))]
-        most = max(k, int(MOST_SHARE * self._rows))
-        return sorted({min(math.ceil(each * k), most) for each in PER_HIT if each <= most_per_hit})
+        maximum = max(k, int(MOST_SHARE * self._rows))
+        return sorted({min(math.ceil(each * k), maximum) for each in PER_HIT if each <= most_per_hit})
 
     def _likely(self, settings: Sequence[_Setting]) -> list[_Setting]:
         """Return the setting estimated cheapest for each of LEVELS, and the one of highest recall."""
-        chosen = {max(settings, key=lambda one: (one.recall, -self._cost(one)))} if settings else set()
+        chosen = (
+            {max(settings, key=lambda setting: (setting.recall, -self._cost(setting)))} if settings else set()
+        )
         for level in LEVELS:
-            if good := [one for one in settings if one.recall >= level]:
+            if good := [setting for setting in settings if setting.recall >= level]:
                 chosen.add(min(good, key=self._cost))
         return sorted(chosen, key=self._cost)
 
@@ -266,12 +274,12 @@ class _Tuner:
         """Return the settings with `leaves` leaves, up to the first that gains less than WORTHWHILE."""
         if rescore is not None:
             return _settings(queries, self._proposed(queries, leaves, rescore), leaves, [rescore])
-        most = max(TIERS[0], int(MOST_SHARE * self._rows))
+        maximum = max(TIERS[0], int(MOST_SHARE * self._rows))
         for tier in TIERS:
-            depths = [depth for depth in RESCORED if depth <= min(tier, most)]
+            depths = [depth for depth in RESCORED if depth <= min(tier, maximum)]
             settings = _settings(queries, self._proposed(queries, leaves, depths[-1]), leaves, depths)
             helpful = _helpful(settings)
-            if len(helpful) < len(settings) or tier >= most:
+            if len(helpful) < len(settings) or tier >= maximum:
                 break
         return helpful
 
@@ -282,15 +290,15 @@ class _Tuner:
         because with rows in two leaves (SOAR), a search for few candidates also loses some of the first ones.
         """
 
-        def part(asked: LabelledQueries) -> np.ndarray:
-            rows_QC, scores_QC = self._searcher.propose(asked.queries_QD, count, leaves=leaves)
-            scores_QC[(rows_QC == NO_ROW) | (rows_QC == asked.own_Q[:, None])] = -np.inf
+        def part(sample: LabelledQueries) -> np.ndarray:
+            rows_QC, scores_QC = self._searcher.propose(sample.queries_QD, count, leaves=leaves)
+            scores_QC[(rows_QC == NO_ROW) | (rows_QC == sample.own_Q[:, None])] = -np.inf
             return scores_QC
 
         kinds = [kind.every(EXPLORED) for kind in queries.kinds]
         parts = [kind.parts(self._parts) for kind in kinds]
-        found = list(self._pool.map(part, itertools.chain(*parts)))
-        return [np.concatenate(found[: len(parts[0])]), np.concatenate(found[len(parts[0]) :])]
+        proposals = list(self._pool.map(part, itertools.chain(*parts)))
+        return [np.concatenate(proposals[: len(parts[0])]), np.concatenate(proposals[len(parts[0]) :])]
 
     def _measure(
         self,
@@ -305,23 +313,26 @@ class _Tuner:
         `pool` searches for parts of the queries at once; None: this thread searches.
         """
 
-        def search(asked: LabelledQueries) -> tuple[np.ndarray, np.ndarray, float]:
+        def search(sample: LabelledQueries) -> tuple[np.ndarray, np.ndarray, float]:
             started = time.thread_time()
-            hits = self._searcher.search(asked.queries_QD, max(ks) + 1, rescore=rescore, leaves=leaves)
+            hits = self._searcher.search(sample.queries_QD, max(ks) + 1, rescore=rescore, leaves=leaves)
             return *hits, time.thread_time() - started
 
         divided = [kind.parts(self._parts if pool else 1) for kind in queries.kinds]
         parts = list(itertools.chain(*divided))
         done = list(pool.map(search, parts) if pool else map(search, parts))
         both = done[: len(divided[0])], done[len(divided[0]) :]
-        found = [tuple(np.concatenate([part[place] for part in kind]) for place in (0, 1)) for kind in both]
+        hits_of_kind = [
+            tuple(np.concatenate([part[part_number] for part in kind]) for part_number in (0, 1))
+            for kind in both
+        ]
         query_us = sum(part[2] for part in done) / sum(len(part[0]) for part in done) * 1e6
         points = []
         for k in ks:
             kinds = [kind.first(k) for kind in queries.kinds]
             measured = [
                 _mean_and_error(kind.recalls(rows_QK, scores_QK), kind.alike)
-                for kind, (rows_QK, scores_QK) in zip(kinds, found, strict=True)
+                for kind, (rows_QK, scores_QK) in zip(kinds, hits_of_kind, strict=True)
             ]
             recall, error = min(measured)
             points.append(

@@ -60,8 +60,8 @@ def lexical_values(scores_H: np.ndarray, scale: Scale = UNFILTERED) -> np.ndarra
     return _scaled(scores_H, min(0.0, float(scores_H[-1])), max(float(scores_H[0]), scale.lexical_best))
 
 
-def _scaled(scores_H: np.ndarray, zero: float, one: float) -> np.ndarray:
-    if one <= zero:
+def _scaled(scores_H: np.ndarray, zero: float, top: float) -> np.ndarray:
+    if top <= zero:
         return (scores_H >= zero).astype(np.float64)
-    scaled_H: np.ndarray = (scores_H.astype(np.float64) - zero) / (one - zero)
+    scaled_H: np.ndarray = (scores_H.astype(np.float64) - zero) / (top - zero)
     return scaled_H

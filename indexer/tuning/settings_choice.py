@@ -91,11 +91,11 @@ class SearchSettings:
         below = [depth for depth in self.others if depth.k < TUNED_K]
         if k < TUNED_K:
             return _greatest(k, [ten, *(depth for depth in below if depth.k >= k or depth is below[-1])])
-        known = [ten, *(depth for depth in self.others if depth.k > TUNED_K)]
-        place = bisect_left([depth.k for depth in known], k)
+        depths = [ten, *(depth for depth in self.others if depth.k > TUNED_K)]
+        position = bisect_left([depth.k for depth in depths], k)
         # Between two measured numbers, the settings for the greater one suffice. Interpolated ones may not: one may
         # have many leaves and few candidates, and the other one the opposite.
-        return known[place] if place < len(known) else _beyond(known[-1], k, self.growth)
+        return depths[position] if position < len(depths) else _beyond(depths[-1], k, self.growth)
 
     def rescored_for(self, k: int) -> int:
         """Return the number of candidates to rescore for k hits."""
@@ -251,19 +251,19 @@ def pick_settings(
     # Between a number of hits at which the target is met and one at which it is missed, recall is unknown.
     too_few = max((k for k in missed if k < TUNED_K), default=0)
     too_many = min((k for k in missed if k > TUNED_K), default=None)
-    others = [
-        Depth(k=k, leaves=one.leaves, rescore=one.rescore, recall=one.recall)
-        for k, one, _ in picked
+    deeper = [
+        Depth(k=k, leaves=setting.leaves, rescore=setting.rescore, recall=setting.recall)
+        for k, setting, _ in picked
         if too_few < k and (too_many is None or k < too_many)
     ]
-    known = [TUNED_K, *(depth.k for depth in others)]
+    ks = [TUNED_K, *(depth.k for depth in deeper)]
     return SearchSettings(
         leaves=point.leaves,
         rescore=point.rescore,
         recall=point.recall,
-        others=tuple(others),
-        least_k=min(known) if too_few else 1,
-        most_k=None if too_many is None else max(known),
+        others=tuple(deeper),
+        least_k=min(ks) if too_few else 1,
+        most_k=None if too_many is None else max(ks),
         growth=UNMEASURED_GROWTH,
     )
 
@@ -294,13 +294,13 @@ def expected_recall(
     segments = [s for s in segments if s.vectors]
     settings = {s.key: pick_settings(s, target_recall) for s in segments}
     rows = sum(s.live_rows for s in segments)
-    found = sum(s.live_rows * (chosen.recall if (chosen := settings[s.key]) else 1.0) for s in segments)
+    total = sum(s.live_rows * (chosen.recall if (chosen := settings[s.key]) else 1.0) for s in segments)
     measured = any(s.curve for s in segments)
     proposed = any(settings.values())
     return Recall(
         k=TUNED_K,
         target=target_recall,
-        measured=round(found / max(rows, 1), 5) if rows else 1.0,
+        measured=round(total / max(rows, 1), 5) if rows else 1.0,
         queries=2 * QUERIES_PER_KIND if measured else 0,
         reached=all(settings[s.key] for s in segments if s.curve),
         whole=None if proposed else 1.0,

@@ -66,8 +66,8 @@ def _try_configs(folder: Path) -> None:
     """Choose a configuration on a sample, and write it to TRIED_FILE with what was tried."""
     job = json.loads((folder / TRIAL_FILE).read_text())
     vectors_ND, distance = mapped(folder / VECTORS_FILE), job["distance"]
-    given = folder / QUERIES_FILE
-    apart_QD = mapped(given) if given.exists() else None
+    path = folder / QUERIES_FILE
+    apart_QD = mapped(path) if path.exists() else None
     if apart_QD is not None:
         apart_QD = apart_QD[:: -(-len(apart_QD) // (2 * TRIAL_QUERIES))]
     queries = held_out_queries(vectors_ND, distance, seed=job["seed"], apart_QD=apart_QD, count=TRIAL_QUERIES)
@@ -82,13 +82,13 @@ def _try_configs(folder: Path) -> None:
 
     sample = sample_rows(vectors_ND, queries, config.leaves, seed=job["seed"])
     count = affordable(sample.rows, len(sample.rows_S), len(job["changes"]))
-    found: dict[str, object] = {"config": None, "trial": None}
+    outcome: dict[str, object] = {"config": None, "trial": None}
     if count is not None:
         chosen, trial = choose_by_trial(
             sample, queries, config, job["changes"][:count], train, target=job["target"]
         )
-        found = {"config": chosen.to_dict(), "trial": trial.model_dump()}
-    (folder / TRIED_FILE).write_text(json.dumps(found))
+        outcome = {"config": chosen.to_dict(), "trial": trial.model_dump()}
+    (folder / TRIED_FILE).write_text(json.dumps(outcome))
 
 
 def _tune(folder: Path) -> None:
@@ -97,8 +97,8 @@ def _tune(folder: Path) -> None:
     if job.get("low_priority"):
         os.nice(_LOWEST)
     vectors_ND = mapped(folder / VECTORS_FILE)
-    given = folder / QUERIES_FILE
-    queries_QD = mapped(given) if given.exists() else None
+    path = folder / QUERIES_FILE
+    queries_QD = mapped(path) if path.exists() else None
     rows = len(vectors_ND)
     deepest = max([k for k in DEEPER if k <= _DEEPEST_SHARE * rows], default=TUNED_K)
     ask = partial(held_out_queries, vectors_ND, job["distance"], seed=job["seed"], apart_QD=queries_QD)

@@ -110,8 +110,8 @@ def _header(file: BinaryIO, name: str) -> tuple[np.dtype, tuple[int, ...], Order
     magic = file.read(8)
     wide = 2 if magic[6:7] == b"\x01" else 4
     text = file.read(int.from_bytes(file.read(wide), "little")).decode("latin-1")
-    found = _HEADER.fullmatch(text)
-    if magic[:6] != b"\x93NUMPY" or found is None:
+    match = _HEADER.fullmatch(text)
+    if magic[:6] != b"\x93NUMPY" or match is None:
         raise CorruptError(f"{name} is not a .npy file of numbers")
-    shape = tuple(int(size) for size in found["shape"].replace(" ", "").split(",") if size)
-    return np.dtype(found["dtype"]), shape, "F" if found["fortran"] == "True" else "C"
+    shape = tuple(int(size) for size in match["shape"].replace(" ", "").split(",") if size)
+    return np.dtype(match["dtype"]), shape, "F" if match["fortran"] == "True" else "C"

@@ -77,11 +77,11 @@ class CoarseRows:
         rows_QK = np.empty((len(queries_QD), k), np.int64)
         scores_QK = np.empty((len(queries_QD), k), np.float32)
         coarse_N = np.empty(len(self._scales_N), np.float32)
-        for place, query_D in enumerate(queries_QD):
-            if not self._found(query_D, coarse_N, rows_QK[place], scores_QK[place]):
-                one = slice(place, place + 1)
-                rows_QK[one], scores_QK[one] = exact_search(
-                    self._vectors_ND, queries_QD[one], k, "cosine", ranks_N=self._ranks_N
+        for number, query_D in enumerate(queries_QD):
+            if not self._found(query_D, coarse_N, rows_QK[number], scores_QK[number]):
+                row = slice(number, number + 1)
+                rows_QK[row], scores_QK[row] = exact_search(
+                    self._vectors_ND, queries_QD[row], k, "cosine", ranks_N=self._ranks_N
                 )
         return rows_QK, scores_QK
 
@@ -93,10 +93,10 @@ class CoarseRows:
         if self._plain_left > 0:
             self._plain_left -= 1
             return False
-        found: bool = self._nearest(
+        is_complete: bool = self._nearest(
             self._coarse_ND, self._scales_N, self._errors_N, self._vectors_ND, query_D, self._ranks_N,
             coarse_N, self._most, rows_K, scores_K,
         )  # fmt: skip
-        if not found:
+        if not is_complete:
             self._plain_left = PLAIN_QUERIES
-        return found
+        return is_complete

@@ -349,8 +349,8 @@ def _promising(scores_QB: np.ndarray, scores_QK: np.ndarray, least: _Least) -> t
     query_X, column_X = np.nonzero(scores_QB >= floor_Q[:, None])
     if k < scores_QB.shape[1] and len(query_X) > MANY_BETTER * len(scores_QB):
         # At least k rows of this block have the k-th of these scores, less its error.
-        place = scores_QB.shape[1] - k
-        own_Q = np.partition(scores_QB, place, axis=1)[:, place]
+        position = scores_QB.shape[1] - k
+        own_Q = np.partition(scores_QB, position, axis=1)[:, position]
         floor_Q = np.maximum(floor_Q, least(least(own_Q)))
         query_X, column_X = np.nonzero(scores_QB >= floor_Q[:, None])
     return query_X, column_X

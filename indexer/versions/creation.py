@@ -67,8 +67,8 @@ def create_index(
             return commit(store, manifest)
     except AlreadyExistsError:  # another process was quicker
         pass
-    if (known := _created_before(store, spec.index, request_id)) is not None:
-        return known
+    if (created := _created_before(store, spec.index, request_id)) is not None:
+        return created
     raise AlreadyExistsError(f"index: there is an index {spec.index!r} already", field="index")
 
 
@@ -215,16 +215,16 @@ def _check_attributes(old: IndexSpec, new: IndexSpec) -> None:
             )
 
 
-def _check_names_stay(spec: IndexSpec, given: object) -> None:
-    named = given if isinstance(given, Mapping) else {}
+def _check_names_stay(spec: IndexSpec, names: object) -> None:
+    named = names if isinstance(names, Mapping) else {}
     for name in spec.named_vectors:
         if named.get(name) is None:
             raise _refused(f"named_vectors.{name}", f"cannot be removed. To be without it, {_OTHER_WAY}")
 
 
 def _check_named_vectors(old: IndexSpec, new: IndexSpec) -> None:
-    for name, own in old.named_vectors.items():
-        if new.named_vectors[name] != own:
+    for name, vector_spec in old.named_vectors.items():
+        if new.named_vectors[name] != vector_spec:
             raise _refused(
                 f"named_vectors.{name}",
                 f"cannot be changed, since it determines what is stored: add another name, or {_OTHER_WAY}",
@@ -238,13 +238,13 @@ def _refused(field: str, what: str) -> InvalidSpecError:
 def _altered(
     parent: Manifest, spec: IndexSpec, named: Callable[[IndexSpec, str], NamedVectorsInfo]
 ) -> Manifest:
-    known = parent.named_vectors
+    vectors = parent.named_vectors
     return parent.model_copy(
         update={
             "parent": parent.version,
             "spec": spec,
             "recall": _recall(parent, spec),
-            "named_vectors": {name: known.get(name) or named(spec, name) for name in spec.named_vectors},
+            "named_vectors": {name: vectors.get(name) or named(spec, name) for name in spec.named_vectors},
             "statistics": {"mode": "alter", "builds": parent.builds},
         }
     )
@@ -253,5 +253,5 @@ def _altered(
 def _recall(parent: Manifest, spec: IndexSpec) -> Recall | None:
     if spec.target_recall == parent.spec.target_recall:
         return parent.recall
-    given = parent.recall.given_queries if parent.recall else None
-    return expected_recall(parent.segments, spec.target_recall, given_queries=given)
+    queries_key = parent.recall.given_queries if parent.recall else None
+    return expected_recall(parent.segments, spec.target_recall, given_queries=queries_key)

@@ -107,18 +107,20 @@ def collect_garbage(
     leased = read_leases(store, index).versions
     going = [version for version in old if version not in leased]
     garbage = _Garbage(store, index, before, min_age, going)
-    found = {kind: list(garbage.of(kind)) for kind in _KINDS}
+    by_kind = {kind: list(garbage.of(kind)) for kind in _KINDS}
     if not dry_run:
         going = _remove_versions(store, index, going)
-        found = _remove_files(store, index, found, lambda: _Garbage(store, index, before, min_age), progress)
+        by_kind = _remove_files(
+            store, index, by_kind, lambda: _Garbage(store, index, before, min_age), progress
+        )
         store.remove_drafts(index, before)
         if read_leases(store, index).since is None:  # else a commit may be about to use one
             store.remove_empty_folders(index)
     return GarbageReport(
         versions=tuple(going),
         leased=tuple(version for version in old if version in leased),
-        freed_bytes=sum(item.size_bytes for items in found.values() for item in items),
-        **{kind: tuple(item.key for item in items) for kind, items in found.items()},
+        freed_bytes=sum(item.size_bytes for items in by_kind.values() for item in items),
+        **{kind: tuple(item.key for item in items) for kind, items in by_kind.items()},
     )
 
 
@@ -139,14 +141,14 @@ def _remove_versions(store: Store, index: str, versions: Sequence[int]) -> list[
 def _remove_files(
     store: Store,
     index: str,
-    found: Mapping[str, Sequence[StoredObject]],
+    by_kind: Mapping[str, Sequence[StoredObject]],
     look: Callable[[], _Garbage],
     progress: GarbageCallback | None,
 ) -> dict[str, list[StoredObject]]:
     """Remove files by batches, if they are still garbage; return those that were removed."""
-    total, done = sum(map(len, found.values())), 0
-    removed: dict[str, list[StoredObject]] = {kind: [] for kind in found}
-    for kind, items in found.items():
+    total, done = sum(map(len, by_kind.values())), 0
+    removed: dict[str, list[StoredObject]] = {kind: [] for kind in by_kind}
+    for kind, items in by_kind.items():
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
             with removing(store, index, [item.key for item in batch]) as holds:
@@ -299,12 +301,12 @@ def _stem(item: StoredObject) -> str:
 
 
 def _manifests(store: Store, index: str, without: Sequence[int]) -> list[Manifest]:
-    found = []
+    manifests = []
     for version in list_versions(store, index):
         if version not in without:
             with contextlib.suppress(NotFoundError):  # another collection removed it meanwhile
-                found.append(read_manifest(store, index, version))
-    return found
+                manifests.append(read_manifest(store, index, version))
+    return manifests
 
 
 def _named(index: str, manifests: Sequence[Manifest]) -> set[str]:
@@ -314,9 +316,9 @@ def _named(index: str, manifests: Sequence[Manifest]) -> set[str]:
 
 
 def _old_versions(store: Store, index: str, keep: int, before: datetime) -> list[int]:
-    written = {item.key: item for item in store.list(f"{index}/versions")}
+    versions = {item.key: item for item in store.list(f"{index}/versions")}
     return [
         version
         for version in list_versions(store, index)[:-keep]
-        if written[manifest_key(index, version)].modified < before
+        if versions[manifest_key(index, version)].modified < before
     ]

@@ -100,7 +100,7 @@ class LeaseHolder:
             self._name = _new_name()
         if not self.is_due(index, frozenset(versions), index_id, log_after):
             return
-        now, wanted = self._clock(), (index_id, frozenset(versions), log_after)
+        now, content = self._clock(), (index_id, frozenset(versions), log_after)
         lease: dict[str, Any] = {
             "versions": sorted(versions),
             "expires_at": (now + LIFETIME).isoformat(),
@@ -108,10 +108,10 @@ class LeaseHolder:
         }
         try:
             self._store.write(self._key(index), json.dumps(lease).encode())
-            self._held[index], self._failing = (wanted, now + LIFETIME / 3), False
+            self._held[index], self._failing = (content, now + LIFETIME / 3), False
         except IndexerError as error:
             # Retried when the renewal is due: a read-only store should not get a write every second.
-            self._held[index] = wanted, now + LIFETIME / 3
+            self._held[index] = content, now + LIFETIME / 3
             if not self._failing:
                 _LOG.warning("cannot lease the open versions, so gc may remove them: %s", error)
             self._failing = True
@@ -373,8 +373,8 @@ def wait_for_removals(store: Store, index: str, files: Collection[str], *, wait_
         StoreError: one is still announced after `wait_s` seconds.
 
     """
-    wanted, end_s = frozenset(files), time.monotonic() + wait_s
-    while going := wanted & _announced(store, index):
+    names, end_s = frozenset(files), time.monotonic() + wait_s
+    while going := names & _announced(store, index):
         if time.monotonic() >= end_s:
             raise StoreError(
                 f"garbage collection is removing {min(going)}; run this again when it has ended "
@@ -384,13 +384,13 @@ def wait_for_removals(store: Store, index: str, files: Collection[str], *, wait_
 
 
 def _announced(store: Store, index: str) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for item in store.list(f"{index}/removals"):
         with contextlib.suppress(IndexerError, ValueError, TypeError, KeyError):  # it has ended meanwhile
             removal = json.loads(store.read(item.key))
             if datetime.fromisoformat(removal["expires_at"]) > _now():
-                found |= set(removal["files"])
-    return found
+                names |= set(removal["files"])
+    return names
 
 
 def _new_name() -> str:

@@ -133,19 +133,21 @@ def next_version(
     unknown = dead_rows.keys() - {entry.key for entry in entries}
     if unknown:
         raise ValueError(f"dead_rows: the version has no segment {', '.join(sorted(unknown))}")
-    known = documents or {}
+    counts = documents or {}
     entries = [
-        with_deleted(store, parent.index, entry, dead_rows.get(entry.key, ()), documents=known.get(entry.key))
+        with_deleted(
+            store, parent.index, entry, dead_rows.get(entry.key, ()), documents=counts.get(entry.key)
+        )
         for entry in entries
     ]
-    left = tuple(entry for entry in entries if entry.live_rows)
-    given = parent.recall.given_queries if parent.recall else None
+    remaining = tuple(entry for entry in entries if entry.live_rows)
+    queries_key = parent.recall.given_queries if parent.recall else None
     return parent.model_copy(
         update={
             "parent": parent.version,
-            "segments": left,
+            "segments": remaining,
             "log_sequence": log_sequence,
-            "recall": expected_recall(left, parent.spec.target_recall, given_queries=given),
+            "recall": expected_recall(remaining, parent.spec.target_recall, given_queries=queries_key),
         }
     )
 

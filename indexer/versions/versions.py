@@ -270,14 +270,14 @@ def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) 
         check_no_alias(store, manifest.index)
     wait_for_removals(store, manifest.index, files)
     published, parent = _next(store, manifest)
-    _check_files(store, files, known=set() if parent is None else _files(parent).keys())
+    _check_files(store, files, existing=set() if parent is None else _files(parent).keys())
     return published
 
 
 def _check_again(store: Store, published: Manifest, files: Mapping[str, int | None]) -> None:
     """Remove a version whose files were removed between the check and the put; no process can have opened it."""
     try:
-        _check_files(store, files, known=())
+        _check_files(store, files, existing=())
     except MissingFileError:
         store.delete(manifest_key(published.index, published.version))
         raise
@@ -293,16 +293,18 @@ def _files(manifest: Manifest) -> dict[str, int | None]:
     return files
 
 
-def _check_files(store: Store, files: Mapping[str, int | None], *, known: Collection[str]) -> None:
-    """Raise MissingFileError if a file is not in the store; files in `known` are the parent's, which gc keeps."""
-    new = {key: size_bytes for key, size_bytes in files.items() if key not in known}
+def _check_files(store: Store, files: Mapping[str, int | None], *, existing: Collection[str]) -> None:
+    """Raise MissingFileError if a file is not in the store; files in `existing` are the parent's, which gc keeps."""
+    new = {key: size_bytes for key, size_bytes in files.items() if key not in existing}
     folders = {key.rpartition("/")[0] for key in new}
     stored = {item.key: item.size_bytes for folder in folders for item in store.list(folder)}
     for key, size_bytes in new.items():
         if key not in stored or size_bytes not in (None, stored[key]):
-            found = f"has {stored[key]} bytes, not {size_bytes}" if key in stored else "is not in the store"
+            difference = (
+                f"has {stored[key]} bytes, not {size_bytes}" if key in stored else "is not in the store"
+            )
             raise MissingFileError(
-                f"{key} {found}; nothing was published, run this again to write the file again"
+                f"{key} {difference}; nothing was published, run this again to write the file again"
             )
 
 
@@ -376,21 +378,21 @@ def inherited_id(store: Store, manifest: Manifest) -> str:
         ReplacedError: the manifest was made for another index with the same name.
 
     """
-    known = _known_id(store, manifest.index)
-    if known and manifest.index_id and known != manifest.index_id:
+    stored = _known_id(store, manifest.index)
+    if stored and manifest.index_id and stored != manifest.index_id:
         raise ReplacedError(
             f"index {manifest.index!r} was created again or restored meanwhile: this version was made for the index "
-            f"with id {manifest.index_id}, the store has {known}; run this again"
+            f"with id {manifest.index_id}, the store has {stored}; run this again"
         )
-    return known or manifest.index_id or new_index_id()
+    return stored or manifest.index_id or new_index_id()
 
 
 def _known_id(store: Store, index: str) -> str | None:
     """Return the id in the newest version that has one; versions of the first releases have none."""
     for version in reversed(list_versions(store, index)):
         with contextlib.suppress(CorruptError, FormatError, NotFoundError):  # damaged, or removed meanwhile
-            if found := read_manifest(store, index, version).index_id:
-                return found
+            if id := read_manifest(store, index, version).index_id:
+                return id
     return None
 
 
@@ -407,13 +409,13 @@ def manifest_key(index: str, version: int) -> str:
 def no_such_index(store: Store, index: str) -> str:
     """Return the message that a store has no version of an index, with the names that it has."""
     if INDEX_NAME.fullmatch(index) and is_dropped(store, index):
-        left = f"some of its files are left: `scannery index drop {index}` removes them"
-        return f"index {index!r} was dropped, and {left}"
+        rest_of_files = f"some of its files are left: `scannery index drop {index}` removes them"
+        return f"index {index!r} was dropped, and {rest_of_files}"
     names = list_indexes(store)
-    known = f"it has {', '.join(names)}" if names else "it has none"
+    names_text = f"it has {', '.join(names)}" if names else "it has none"
     near = difflib.get_close_matches(index[:80], names, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"there is no index {index!r} in {store.uri}; {known}{hint}"
+    return f"there is no index {index!r} in {store.uri}; {names_text}{hint}"
 
 
 def _no_such_version(store: Store, index: str, version: int) -> str:

@@ -39,7 +39,7 @@ def rollback(store: Store, index: str, version: int, *, log_root: LogRoot | None
             "`scannery index log --forget`"
         )
     has_log = registration is not None or begins_after is not None
-    return rollback_stored(store, index, version, log_after=begins_after, written=has_log)
+    return rollback_stored(store, index, version, log_after=begins_after, has_log=has_log)
 
 
 def _begins_after(home: LogHome, registration: Registration | None) -> int | None:

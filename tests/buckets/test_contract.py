@@ -34,9 +34,9 @@ def store(server: int, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_an_object_is_replaced_by_one_of_those_who_read_it(store: Store, request: pytest.FixtureRequest):
     if "localbucket" in request.node.name:
         pytest.skip("localbucket 1.2.1 has no If-Match for puts")
-    store.replace("a", b"1", known=None)
-    store.replace("a", b"2", known=b"1")
+    store.replace("a", b"1", stored=None)
+    store.replace("a", b"2", stored=b"1")
     for wrong in (None, b"1"):
         with pytest.raises(AlreadyExistsError):
-            store.replace("a", b"3", known=wrong)
+            store.replace("a", b"3", stored=wrong)
     assert store.read("a") == b"2"

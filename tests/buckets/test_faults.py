@@ -102,10 +102,10 @@ def test_a_put_that_was_done_although_its_answer_is_an_error(proxy: FaultyProxy)
     with pytest.raises(AlreadyExistsError):
         store.create("a", b"others")
     proxy.faults = [Fault("500 after", "PUT", times=2)]
-    store.replace("a", b"new", known=b"ours")
+    store.replace("a", b"new", stored=b"ours")
     assert store.read("a") == b"new"
     proxy.faults = [Fault("reset", "PUT")]
-    store.replace("a", b"newer", known=b"new")
+    store.replace("a", b"newer", stored=b"new")
     assert store.read("a") == b"newer"
 
 

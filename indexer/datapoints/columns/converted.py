@@ -47,16 +47,16 @@ _UTC_MICROS = pa.timestamp("us", tz="UTC")
 
 def converted_column(values: pa.Array, kind: AttributeType, notes: Counter[str]) -> pa.Array | None:
     """Return a column as the type of an attribute, and count what could be wrong in `notes`; None if it cannot."""
-    found: Counter[str] = Counter()
+    notes_of_column: Counter[str] = Counter()
     try:
-        converted = _CONVERTERS[kind](values, found)
+        converted = _CONVERTERS[kind](values, notes_of_column)
     except (
         pa.ArrowInvalid,
         pa.ArrowNotImplementedError,
     ):  # a value that does not fit, or a type without such a cast
         return None
     if converted is not None:
-        notes.update(found)
+        notes.update(notes_of_column)
     return converted
 
 
@@ -142,7 +142,7 @@ def _timestamps(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
     return _epochs(values.cast(pa.int64()), notes) if pa.types.is_integer(kind) else None
 
 
-def _places(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
+def _locations(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
     del notes
     return places_column(values)
 
@@ -176,7 +176,7 @@ _CONVERTERS: dict[AttributeType, Callable[[pa.Array, Counter[str]], pa.Array | N
     "float": _floats,
     "bool": _bools,
     "timestamp": _timestamps,
-    "geo": _places,
+    "geo": _locations,
 }
 
 
@@ -263,9 +263,9 @@ PLACES: Mapping[Place, Mapping[ColumnKind, str]] = {
 """Table: by place and kind, what a value becomes. Null is no value anywhere."""
 
 
-def takes(place: Place, kind: ColumnKind) -> bool:
+def takes(target: Place, kind: ColumnKind) -> bool:
     """Return whether values of a kind can be used at a place."""
-    return kind == "null" or kind in PLACES[place]
+    return kind == "null" or kind in PLACES[target]
 
 
 def kind_of(type: pa.DataType) -> ColumnKind:
@@ -279,7 +279,7 @@ def has_json_form(type: pa.DataType) -> bool:
         return type.extension_name == "arrow.uuid" or has_json_form(type.storage_type)
     if pa.types.is_dictionary(type) or pa.types.is_run_end_encoded(type):
         return has_json_form(type.value_type)
-    inner = (type.field(place).type for place in range(type.num_fields))
+    inner = (type.field(number).type for number in range(type.num_fields))
     return takes("dynamic", kind_of(type)) and all(map(has_json_form, inner))
 
 

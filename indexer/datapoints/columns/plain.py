@@ -91,7 +91,7 @@ def _without_form(kind: pa.DataType) -> str | None:
 
 
 def _inner_types(kind: pa.DataType) -> Iterator[pa.DataType]:
-    return (kind.field(place).type for place in range(kind.num_fields))
+    return (kind.field(number).type for number in range(kind.num_fields))
 
 
 def _is_extension(kind: pa.DataType) -> bool:
@@ -126,17 +126,17 @@ def _stored(array: pa.Array) -> pa.Array:
     if name == "pandas.period":  # stored as a count of periods since 1970, not of seconds
         import pandas as pd
 
-        places, freq = stored.to_pylist(), array.type.freq
-        times = [None if each is None else pd.Period(ordinal=each, freq=freq).start_time for each in places]
+        ordinals, freq = stored.to_pylist(), array.type.freq
+        times = [None if each is None else pd.Period(ordinal=each, freq=freq).start_time for each in ordinals]
         return pa.array(times, pa.timestamp("us"))
     return plain(stored)
 
 
 def _struct(array: pa.Array) -> pa.Array:
     fields = list(array.type)
-    own = array.flatten()  # in which nulls of the struct are nulls of its fields
-    inner = [plain(column) for column in own]
-    if all(one is other for one, other in zip(own, inner, strict=True)):
+    flattened = array.flatten()  # in which nulls of the struct are nulls of its fields
+    inner = [plain(column) for column in flattened]
+    if all(field is plain_field for field, plain_field in zip(flattened, inner, strict=True)):
         return array
     named = [
         field.with_type(column.type).with_nullable(True) for field, column in zip(fields, inner, strict=True)

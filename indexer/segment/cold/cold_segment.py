@@ -111,7 +111,7 @@ class ColdSearch:
         self._score(best, pages_P, queries_QD, allowed)
         plan = "exact" if allowed is None else "exact_allowed"
         leaves_Q = np.zeros(len(queries_QD), np.int64)
-        return _found(best, plan, leaves_Q, np.ones(len(queries_QD)))
+        return _segment_hits(best, plan, leaves_Q, np.ones(len(queries_QD)))
 
     def nearest(
         self, queries_QD: np.ndarray, k: int, settings: SearchSettings, allowed: AllowedRows | None
@@ -134,8 +134,8 @@ class ColdSearch:
         # The first k rows of a share are as deep as k divided by it of all, by chance somewhat deeper (planner.py).
         deep = k if share == 1 else min(rows, math.ceil((k + LIKELY * math.sqrt(k)) / share))
         depth = settings.at(deep)
-        wanted = math.ceil(FIRST_SHARE * depth.leaves) if depth.recall else depth.leaves
-        first = min(max(wanted, 1), len(leaves.sizes_L))
+        depth_leaves = math.ceil(FIRST_SHARE * depth.leaves) if depth.recall else depth.leaves
+        first = min(max(depth_leaves, 1), len(leaves.sizes_L))
         if first == len(leaves.sizes_L) or self._are_few(allowed, first, len(queries_QD)):
             return self.exact(queries_QD, k, allowed)
         allowed_L = leaves.sizes_L if allowed is None else allowed.per_leaf
@@ -148,8 +148,8 @@ class ColdSearch:
         pages = self._vectors.pages
         rows_per_leaf = float(pages.rows_P1[-1]) / len(self._leaves.sizes_L)
         per_leaf = 1 + rows_per_leaf * len(pages) / float(pages.rows_P1[-1])
-        most = leaves * per_leaf * queries
-        return allowed.count <= most or len(self._pages_of(allowed)) <= most
+        limit = leaves * per_leaf * queries
+        return allowed.count <= limit or len(self._pages_of(allowed)) <= limit
 
     def _rounds(
         self,
@@ -193,7 +193,7 @@ class ColdSearch:
                 if target_recall:
                     wanted_Q[query] = min(total, GROWTH * scanned, max(needed, scanned))
         plan = "leaves"
-        return _found(best, plan, scanned_Q, np.clip(1 - missed_Q / k, 0, 1))
+        return _segment_hits(best, plan, scanned_Q, np.clip(1 - missed_Q / k, 0, 1))
 
     def _pages_of(self, allowed: AllowedRows | None) -> np.ndarray:
         """Return the pages with allowed rows, ascending."""
@@ -227,11 +227,13 @@ class ColdSearch:
         keep = len(pages_P) * self._vectors.page_bytes <= self._most_kept_bytes
         rows_A = None if allowed is None or allowed.share == 1 else allowed.rows
         for rows_R, vectors_RD in self._vectors.blocks(pages_P, keep=keep):
-            own = None if rows_A is None else _local(rows_A, rows_R)
+            rows_of_part = None if rows_A is None else _local(rows_A, rows_R)
             ranks_R = self._ranks_N[rows_R]
             ranks_R.setflags(write=False)
-            best.scored += len(rows_R) if own is None else len(own)
-            found_QK, scores_QK = exact_search(vectors_RD, queries_QD, k, self._distance, own, ranks_R)
+            best.scored += len(rows_R) if rows_of_part is None else len(rows_of_part)
+            found_QK, scores_QK = exact_search(
+                vectors_RD, queries_QD, k, self._distance, rows_of_part, ranks_R
+            )
             found_QK = np.where(found_QK == NO_ROW, NO_ROW, rows_R[found_QK])
             self._merge(best, found_QK, scores_QK)
 
@@ -248,13 +250,13 @@ class ColdSearch:
 def _local(allowed_A: np.ndarray, rows_R: np.ndarray) -> np.ndarray:
     """Return the places in `rows_R` (ascending) of those that are allowed, int64, ascending, read-only."""
     few_A = allowed_A[np.searchsorted(allowed_A, rows_R[0]) : np.searchsorted(allowed_A, rows_R[-1], "right")]
-    places = np.searchsorted(rows_R, few_A)
-    own: np.ndarray = places[rows_R[np.minimum(places, len(rows_R) - 1)] == few_A]
-    own.setflags(write=False)
-    return own
+    positions = np.searchsorted(rows_R, few_A)
+    local_rows: np.ndarray = positions[rows_R[np.minimum(positions, len(rows_R) - 1)] == few_A]
+    local_rows.setflags(write=False)
+    return local_rows
 
 
-def _found(best: _Best, plan: str, leaves_Q: np.ndarray, recall_Q: np.ndarray) -> SegmentHits:
+def _segment_hits(best: _Best, plan: str, leaves_Q: np.ndarray, recall_Q: np.ndarray) -> SegmentHits:
     count = len(best.rows_QK)
     return SegmentHits(
         best.rows_QK, best.scores_QK, [plan] * count, leaves_Q, np.full(count, best.scored), recall_Q
@@ -349,12 +351,12 @@ class ColdSegment(Segment):
         picked = pick_settings(self.entry, target_recall, anyway=True)
         if picked is None or self.leaves is None or target_recall >= 1:
             return None
-        others = tuple(_with_recall(depth, target_recall) for depth in picked.others)
+        deeper = tuple(_with_recall(depth, target_recall) for depth in picked.others)
         return SearchSettings(
             leaves=picked.leaves,
             rescore=picked.rescore,
             recall=target_recall,
-            others=others,
+            others=deeper,
             growth=picked.growth,
         )
 
@@ -365,8 +367,8 @@ class ColdSegment(Segment):
     def _hits(
         self, k: int, settings: SearchSettings | None, queries_QD: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        found = self._found(queries_QD, k, settings, None, 0.0)
-        return found.rows_QK, found.scores_QK
+        hits = self._found(queries_QD, k, settings, None, 0.0)
+        return hits.rows_QK, hits.scores_QK
 
     def _found(
         self,
@@ -385,16 +387,16 @@ class ColdSegment(Segment):
     def _exact(
         self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        found = self._search.exact(queries_QD, k, None if allowed is None else self.allow(allowed))
-        return found.rows_QK, found.scores_QK
+        hits = self._search.exact(queries_QD, k, None if allowed is None else self.allow(allowed))
+        return hits.rows_QK, hits.scores_QK
 
     def search_given(
         self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """As `Segment.search_given`; it reads all pages with allowed rows."""
         rows = None if allowed is None else AllowedRows(allowed, None, self.rows)
-        found = self._search_given.exact(queries_QD, k, rows)
-        return found.rows_QK, found.scores_QK
+        hits = self._search_given.exact(queries_QD, k, rows)
+        return hits.rows_QK, hits.scores_QK
 
     def _warm_up(self) -> None:
         """Compile the kernels, with vectors of zeros."""
@@ -408,8 +410,8 @@ class ColdSegment(Segment):
         own_1.setflags(write=False)
         for queries, hits in ((1, 1), (1, FEW_HITS + 1), (FEW_QUERIES, 1)):
             asked_QD = np.repeat(query_1D, queries, axis=0)
-            for own in (None, own_1):
-                exact_search(vectors_1D, asked_QD, hits, self.distance, own, ranks_1)
+            for row_choice in (None, own_1):
+                exact_search(vectors_1D, asked_QD, hits, self.distance, row_choice, ranks_1)
         if self.leaves is not None:
             order_QL, predicted_QL, spread_QL = self.leaves.predict(query_1D, self.distance)
             scores_K = np.zeros(1, np.float32)

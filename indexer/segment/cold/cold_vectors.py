@@ -102,7 +102,7 @@ class ColdReads:
         self._kept_bytes = 0
         self._renew()
         renew = weakref.WeakMethod(self._renew)
-        os.register_at_fork(after_in_child=lambda: (own := renew()) and own())
+        os.register_at_fork(after_in_child=lambda: (replacement := renew()) and replacement())
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
@@ -120,14 +120,14 @@ class ColdReads:
             keep: whether they may displace others from those that are kept.
 
         """
-        found: list[np.ndarray | Future[np.ndarray]] = []
+        reads: list[np.ndarray | Future[np.ndarray]] = []
         new: list[int] = []
         with self._lock:
             for page in pages:
                 name = (source.key, page)
                 if (array := self._kept.get(name)) is not None:
                     self._kept.move_to_end(name)
-                    found.append(array)
+                    reads.append(array)
                     continue
                 flight = self._flights.get(name)
                 if flight is None:
@@ -135,14 +135,14 @@ class ColdReads:
                     new.append(page)
                 else:
                     flight.waiters += 1
-                found.append(flight.future)
+                reads.append(flight.future)
             if new and self._pool is None:
                 self._pool = ThreadPoolExecutor(PARALLEL_READS, "scannery-cold")
             pool = self._pool
         for span in source.spans(new, SPAN_BYTES):
             assert pool is not None
             pool.submit(self._fetch, source, tuple(span), keep=keep)
-        return found
+        return reads
 
     def finished(
         self, source: PageSource, pages: Sequence[int], started: Sequence[np.ndarray | Future[np.ndarray]]
@@ -251,13 +251,13 @@ class ColdVectors:
         span: list[int] = []
         size = 0
         for page in pages:
-            own = int(sizes_P[page])
+            page_bytes = int(sizes_P[page])
             beside = span and int(offsets_P[span[-1]] + sizes_P[span[-1]]) == int(offsets_P[page])
-            if span and (not beside or size + own > most_bytes):
+            if span and (not beside or size + page_bytes > most_bytes):
                 yield span
                 span, size = [], 0
             span.append(page)
-            size += own
+            size += page_bytes
         if span:
             yield span
 
@@ -330,8 +330,8 @@ class ColdVectors:
                 np.searchsorted(ordered_R, numbers_B[0]),
                 np.searchsorted(ordered_R, numbers_B[-1], "right"),
             )
-            places = np.searchsorted(numbers_B, ordered_R[first:last])
-            found_RD[order_R[first:last]] = vectors_BD[places]
+            positions = np.searchsorted(numbers_B, ordered_R[first:last])
+            found_RD[order_R[first:last]] = vectors_BD[positions]
         return found_RD
 
 
