@@ -178,7 +178,17 @@ GLOSSARY = {
 }
 """Words that are refused as names, and nouns that say which thing it is; texts and comments may have the words."""
 
-ROOMS_OF_NOUNS = ("bridges", "cli", "client", "embed", "evaluation", "live", "pipelines", "runtime")
+ROOMS_OF_NOUNS = (
+    "bridges",
+    "cli",
+    "client",
+    "embed",
+    "evaluation",
+    "indexer",
+    "live",
+    "pipelines",
+    "runtime",
+)
 """Rooms whose names follow the glossary."""
 
 PUBLIC_NAMES = {

@@ -72,10 +72,10 @@ class Rule(NamedTuple):
     """How the values of a column become what an index holds."""
 
     type: pa.DataType
-    one: Callable[[Any, str], Any]
+    convert: Callable[[Any, str], Any]
     """Converts a value; InvalidRecordError, with the name of the field, where it does not fit."""
     whole: Callable[[Values], pa.Array | None] = lambda _: None
-    """Converts a column whose values all need little; None for others: `one` converts those, to the same result."""
+    """Converts a column whose values all need little; None for others: `convert` takes those, to the same result."""
     missing: str | None = None
     """Reason to refuse a row without a value."""
 
@@ -173,10 +173,10 @@ def id_rule(notes: Notes) -> Rule:
     """Return the rule of ids."""
 
     def convert_one(value: object, name: str) -> str:
-        known = identifier(value, field=name)
+        id_text = identifier(value, field=name)
         if isinstance(value, float):
             notes[FLOAT_AS_ID] += 1
-        return known
+        return id_text
 
     return Rule(pa.string(), convert_one, lambda values: _ids(values, notes), "missing_id")
 

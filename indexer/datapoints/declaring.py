@@ -80,7 +80,7 @@ def with_declared(table: pa.Table, kinds: Mapping[str, AttributeType]) -> tuple[
             undeclared = json.loads(texts[row] or "{}")
             value = undeclared.pop(name)
             try:
-                values[row] = None if value is None else rule.one(value, f"attributes.{name}")
+                values[row] = None if value is None else rule.convert(value, f"attributes.{name}")
             except InvalidRecordError as error:
                 misfits.append(Misfit(name, row, error.message))
                 continue

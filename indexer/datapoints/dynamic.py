@@ -195,7 +195,7 @@ class _Exactly:
 
     def __init__(self, path: str) -> None:
         """Count the values of the attributes at a path."""
-        self._path, self._left = path, MAX_VALUES
+        self._path, self._remaining = path, MAX_VALUES
 
     def of(self, value: Any, path: str, depth: int) -> Any:
         """Return a value as JSON keeps it."""
@@ -221,8 +221,8 @@ class _Exactly:
         return self.of(_plain(value, path), path, depth + 1)
 
     def _count(self, values: int) -> None:
-        self._left -= values
-        if self._left < 0:
+        self._remaining -= values
+        if self._remaining < 0:
             what = f"must have at most {MAX_DYNAMIC_BYTES} bytes, got more than {MAX_VALUES} values"
             raise _invalid(self._path, f"undeclared attributes {what}")
 

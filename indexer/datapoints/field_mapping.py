@@ -216,7 +216,7 @@ class MappedField:
     def value(self, record: Mapping[str, Any]) -> Any:
         """Return the value in a record, None without one; the error, as `validate` takes it, if it cannot be read."""
         try:
-            value = self._found(record)
+            value = self._raw_value(record)
             if self.separator is not None:
                 value = join_texts(value, self.separator)
             return value if value is None or self.convert is None else self.convert(value)
@@ -236,7 +236,7 @@ class MappedField:
         records = python_rows(needed) if needed.num_columns else [{}] * rows
         return [self.value(record) for record in records]
 
-    def _found(self, record: Mapping[str, Any]) -> Any:
+    def _raw_value(self, record: Mapping[str, Any]) -> Any:
         if not self.expressions:
             return self.constant
         if len(self.expressions) > 1:
@@ -333,7 +333,7 @@ class FieldMapping:
         """Return whether a field of a record is a dynamic attribute."""
         return self.dynamic and name not in self.names and name not in self._types and may_be_dynamic(name)
 
-    def others(self, record: Mapping[str, Any]) -> dict[str, Any] | InvalidRecordError:
+    def undeclared(self, record: Mapping[str, Any]) -> dict[str, Any] | InvalidRecordError:
         """Return the fields of a record that are dynamic attributes; the error, as `validate` takes it, for none.
 
         Exported rows have them in one field, as a JSON object.
@@ -351,7 +351,7 @@ class FieldMapping:
         if not names:
             return [{} for _ in range(batch.num_rows)]
         return [
-            self.others({name: value for name, value in row.items() if value is not None})
+            self.undeclared({name: value for name, value in row.items() if value is not None})
             for row in python_rows(batch.select(names))
         ]
 
@@ -387,7 +387,7 @@ class FieldMapping:
             except InvalidRecordError as error:
                 errors.append(error)
         _raise_all(errors)
-        undeclared = self.others({name: value for name, value in record.items() if name not in without})
+        undeclared = self.undeclared({name: value for name, value in record.items() if name not in without})
         if isinstance(undeclared, InvalidRecordError):
             raise undeclared
         point = {_DATAPOINT_KEYS.get(name, name): values.pop(name) for name in _FIXED if name in values}

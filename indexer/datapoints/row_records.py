@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from scannery.indexer.errors import CorruptError
 
-__all__ = ["Place", "Records", "write_records"]
+__all__ = ["ColumnAddress", "Records", "write_records"]
 
-Place = tuple[int, int, int, int]
+ColumnAddress = tuple[int, int, int, int]
 """Where a column lies, in bytes: its validity bits (-1: no nulls), its offsets (-1: none), its values, and the offsets
 of the strings in a list (-1: it is no list). Of places: latitudes are the values, and longitudes the last."""
 
@@ -33,7 +33,7 @@ class Records:
         self.table: pa.Table = pa.ipc.open_file(buffer).read_all()
         """The same columns as Arrow sees them, without a copy."""
         self._buffer = buffer
-        self._places: dict[str, Place] = {}
+        self._addresses: dict[str, ColumnAddress] = {}
 
     @classmethod
     def map(cls, path: Path) -> Records:
@@ -66,13 +66,13 @@ class Records:
         column = self.table.column(name)
         return bool(column.null_count < len(column))
 
-    def place(self, name: str) -> Place:
+    def address(self, name: str) -> ColumnAddress:
         """Return where a column lies; KeyError if there is none."""
-        if name not in self._places:
-            self._places[name] = self._placed(self.table.column(name).chunk(0))
-        return self._places[name]
+        if name not in self._addresses:
+            self._addresses[name] = self._address(self.table.column(name).chunk(0))
+        return self._addresses[name]
 
-    def _placed(self, array: pa.Array) -> Place:
+    def _address(self, array: pa.Array) -> ColumnAddress:
         buffers = [self._position(buffer) for buffer in array.buffers()]
         valid = buffers[0] if array.null_count else _ABSENT
         if pa.types.is_list(array.type):

@@ -367,7 +367,7 @@ def _integers(digits: pa.Array) -> np.ndarray:
 def _texts_of(micros: np.ndarray) -> Any:
     """Return times as `datetime.isoformat` writes those in UTC."""
     seconds = pa.array(micros // 1_000_000).cast(pa.timestamp("s")).cast(pa.string())
-    rest = micros % 1_000_000
-    digits = pc.utf8_lpad(pa.array(rest).cast(pa.string()), 6, "0")
-    fraction = pc.if_else(pa.array(rest == 0), "", pc.binary_join_element_wise(".", digits, ""))
+    remainder = micros % 1_000_000
+    digits = pc.utf8_lpad(pa.array(remainder).cast(pa.string()), 6, "0")
+    fraction = pc.if_else(pa.array(remainder == 0), "", pc.binary_join_element_wise(".", digits, ""))
     return pc.binary_join_element_wise(pc.replace_substring(seconds, " ", "T"), fraction, "+00:00", "")

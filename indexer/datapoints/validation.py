@@ -81,7 +81,7 @@ class RejectedRow(NamedTuple):
     """None if the id is not valid."""
     error: InvalidRecordError
     """The first thing that is wrong, with its field and dead-letter category."""
-    others: tuple[InvalidRecordError, ...] = ()
+    more_errors: tuple[InvalidRecordError, ...] = ()
     """What else is wrong: one error for each further field."""
 
 
@@ -198,7 +198,7 @@ class _Batch:
         items = listed(values)
         if rule.missing is not None:
             items = [invalid(rule.missing, name, "is null") if value is None else value for value in items]
-        converted = self._converted(enumerate(items), lambda value: rule.one(value, name))
+        converted = self._converted(enumerate(items), lambda value: rule.convert(value, name))
         return pa.array([converted.get(row) for row in range(self._rows)], rule.type)
 
     def vectors(

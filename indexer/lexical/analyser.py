@@ -187,7 +187,7 @@ _PARTS_WEIGHT: Final = 0.5
 """Weight in a query of all parts of a word of code. A row with the word has its parts, too, so with half of the weight
 rows with the word come before those with many of its parts."""
 
-_Place = tuple[tuple[str, ...], int, int]
+_TermSpan = tuple[tuple[str, ...], int, int]
 
 
 class Analyser:
@@ -232,7 +232,7 @@ class Analyser:
                 weights[term] = weights.get(term, 0.0) + weight
         return weights
 
-    def places(self, text: str) -> Iterator[_Place]:
+    def spans(self, text: str) -> Iterator[_TermSpan]:
         """Yield the terms of each word, and where it is in the text as given: first character, one past the last.
 
         Together they are `terms(text)`. Words of scripts without spaces overlap: each pair of characters is one; so do
@@ -244,13 +244,13 @@ class Analyser:
     def _additional(self, text: str) -> list[str]:
         return [term for terms, _, _ in self._code_places(text) for term in terms]
 
-    def _code_places(self, text: str) -> Iterator[_Place]:
+    def _code_places(self, text: str) -> Iterator[_TermSpan]:
         words = code_words(text) if self._version > 3 else ()
         return self._located(
             (normalised(word, self._version)[:MAX_WORD_CHARACTERS], start, end) for word, start, end in words
         )
 
-    def _located(self, words: Iterable[tuple[str, int, int]]) -> Iterator[_Place]:
+    def _located(self, words: Iterable[tuple[str, int, int]]) -> Iterator[_TermSpan]:
         state = self._of_thread()
         for word, start, end in words:
             terms = state.cache.get(word)
@@ -290,11 +290,11 @@ class Analyser:
     def _of_thread(self) -> _OfThread:
         # A stemmer has state, so each thread has its own.
         local = self._local
-        if not hasattr(local, "own"):
-            local.own = _OfThread(self._language, self._parts)
-        elif len(local.own.cache) > _MAX_CACHED:
-            local.own.cache.clear()
-        state: _OfThread = local.own
+        if not hasattr(local, "state"):
+            local.state = _OfThread(self._language, self._parts)
+        elif len(local.state.cache) > _MAX_CACHED:
+            local.state.cache.clear()
+        state: _OfThread = local.state
         return state
 
 
@@ -307,7 +307,7 @@ class _OfThread:
         self.cache: dict[str, tuple[str, ...]] = {}
 
 
-def _place_weights(base: list[_Place], code: list[_Place]) -> list[float]:
+def _place_weights(base: list[_TermSpan], code: list[_TermSpan]) -> list[float]:
     """Return the weight of each place of a query: 1, and _PARTS_WEIGHT together for those inside a word of code."""
     ranges = [*base, *code]
     outer = {}

@@ -226,10 +226,10 @@ _PIECE = regex.compile(
     r"(?V1)[\x00-\x7f]+(?![^\x00-\x7f])|(?:\p{Regional_Indicator}|\X)(?:[\p{Default_Ignorable_Code_Point}--\u200b]++[\p{M}\uff9e\uff9f]*+)*+"
 )
 
-Place = tuple[str, int, int]
+WordSpan = tuple[str, int, int]
 
 
-def word_places(text: str, version: int) -> Iterator[Place]:
+def word_places(text: str, version: int) -> Iterator[WordSpan]:
     """Yield the words of a text as `words_of` does, each with its first character in the text and one past its last."""
     if text.isascii():
         yield from _located_words(normalised(text, version), version)
@@ -265,7 +265,7 @@ def _aligned(text: str, version: int) -> tuple[str, list[int], list[int]]:
 _short = lru_cache(maxsize=1 << 14)(normalised)
 
 
-def _located_words(plain: str, version: int) -> Iterator[Place]:
+def _located_words(plain: str, version: int) -> Iterator[WordSpan]:
     """Yield the words of a normalised text with their places in it, as `words_of` finds them."""
     pattern, runs = _patterns(plain, version)
     for match in pattern.finditer(plain):
@@ -288,7 +288,7 @@ def _patterns(plain: str, version: int) -> tuple[regex.Pattern[str], regex.Patte
     return words.WORD_RUN_OR_IDEOGRAPHS, words.PAIRED
 
 
-def _place_parts(word: str) -> Iterator[Place]:
+def _place_parts(word: str) -> Iterator[WordSpan]:
     """Yield the parts of a word in a script without spaces between words."""
     if words.RUN.match(word):
         syllables = words.SYLLABLE.findall(word)
@@ -305,7 +305,7 @@ def _place_parts(word: str) -> Iterator[Place]:
         yield from _place_pairs(word, [1] * len(word))
 
 
-def _place_pairs(parts: Sequence[str], sizes: Iterable[int]) -> Iterator[Place]:
+def _place_pairs(parts: Sequence[str], sizes: Iterable[int]) -> Iterator[WordSpan]:
     """Yield each pair of adjacent parts of given sizes; the part if there is only one."""
     edges = [0, *accumulate(sizes)]
     if len(parts) == 1:

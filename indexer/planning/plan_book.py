@@ -70,7 +70,7 @@ class PlanBook:
         self.file = file
         self._changed = file.changed() if file else 0
         self._sums: dict[str, tuple[float, float]] = {}
-        self._asked: deque[SampledSearch] = deque(maxlen=KEPT_QUERIES)
+        self._samples: deque[SampledSearch] = deque(maxlen=KEPT_QUERIES)
         self.calls = 0
         """Searches so far; one of EVERY is timed."""
         self._timed = costs or (file.read() if file else None)
@@ -126,12 +126,12 @@ class PlanBook:
         """Record the processor time of a search."""
         predicted, measured = self._sums.get(plan, (0.0, 0.0))
         self._sums[plan] = predicted + predicted_us, measured + measured_us
-        self._asked.append(search)
+        self._samples.append(search)
 
     def next_asked(self) -> SampledSearch | None:
         """Return a timed search that was not audited, and forget it; None if there is none."""
         try:
-            return self._asked.popleft()
+            return self._samples.popleft()
         except IndexError:
             return None
 

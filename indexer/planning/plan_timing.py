@@ -123,15 +123,15 @@ class _ScoringTimer:
 
             return Way(ask, np.repeat(batch_QD[:1], rounds, axis=0), alone=queries < BATCH)
 
-        self._one = way(1, blocks)
+        self._single = way(1, blocks)
         self._repeated = way(1, itertools.repeat(cached), CACHED_ROUNDS)
         self._few, self._many = way(BATCH, blocks), way(4 * BATCH, blocks)
-        self.ways = [self._one, self._repeated, self._few, self._many]
+        self.ways = [self._single, self._repeated, self._few, self._many]
 
     def costs(self) -> dict[str, float]:
         few, many = self._few.mean_us / self._rows, self._many.mean_us / self._rows
         product = max((many - few) / (3 * BATCH), 1e-6)
-        row, cached = self._one.mean_us / self._rows, self._repeated.best_us / self._cached_rows
+        row, cached = self._single.mean_us / self._rows, self._repeated.best_us / self._cached_rows
         return {
             "row_us": row,
             "cached_row_us": min(row, cached),

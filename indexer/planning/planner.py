@@ -225,7 +225,7 @@ class Planner:
         # The first k hits among a tenth of the rows lie as deep as the first 10 k of all, by chance somewhat deeper.
         depth = settings.at(self._depth(k, allowed))
         leaves = max(depth.leaves, settings.leaves_for(k))
-        if not settings.others:
+        if not settings.depths:
             leaves = max(leaves, settings.leaves + more_leaves)
         leaves = min(leaves, self._all_leaves)
         deepest = (k + SURE * math.sqrt(k)) / allowed.share

@@ -153,7 +153,7 @@ class ScannBuild:
         """
         self.folder = folder / "scann"
         """ScaNN's files, with rows in the order of VECTORS_FILE; complete when `train` has returned."""
-        self._place, self._name = folder, name
+        self._parent, self._name = folder, name
         self._threads = threads or len(os.sched_getaffinity(0))
         job = {
             "parent": os.getpid(),
@@ -171,7 +171,7 @@ class ScannBuild:
         (folder / "job.json").write_text(json.dumps(job))
 
     def __enter__(self) -> Self:
-        self._tuner = _started(self._place, "tune")
+        self._tuner = _started(self._parent, "tune")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,7 +190,7 @@ class ScannBuild:
         finally:
             trainer.kill()  # no effect if it has ended
             trainer.wait()
-        seconds: float = json.loads((self._place / "trained.json").read_text())["seconds"]
+        seconds: float = json.loads((self._parent / "trained.json").read_text())["seconds"]
         return seconds
 
     def tune(self) -> None:
@@ -205,12 +205,12 @@ class ScannBuild:
 
         """
         self._finish(self._tuner, "tune", "tuning")
-        return _tuning(self._place)
+        return _tuning(self._parent)
 
     def _start_trainer(self) -> subprocess.Popen[bytes]:
-        with (self._place / "train.txt").open("wb") as output:
+        with (self._parent / "train.txt").open("wb") as output:
             return subprocess.Popen(
-                python_command(_SCRIPT, [str(self._place)]),
+                python_command(_SCRIPT, [str(self._parent)]),
                 env=python_environment(_THREADS),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -218,7 +218,7 @@ class ScannBuild:
             )
 
     def _finish(self, process: subprocess.Popen[bytes] | ForkedProcess, log: str, what: str) -> None:
-        _finish(process, self._place / f"{log}.txt", f"{self._name}: {what}")
+        _finish(process, self._parent / f"{log}.txt", f"{self._name}: {what}")
 
 
 def measured_again(

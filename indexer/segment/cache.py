@@ -116,19 +116,19 @@ class SegmentCache:
     def _held(self, final: Path, unpack: Callable[[Path], None], size_bytes: int) -> int:
         """Return the locked descriptor of the folder of a segment, which is unpacked if it is not there."""
         make_private(self.folder, "the cache of segments (SCANNERY_CACHE_DIR)")
-        lock = self._found(final)
+        lock = self._intact_lock(final)
         for _ in range(_TRIES):
             if lock is not None:
                 break
             lock = self._filled(final, unpack, size_bytes)
-            lock = self._found(final) if lock is None else lock
+            lock = self._intact_lock(final) if lock is None else lock
         if lock is None:
             raise StoreError(
                 f"other processes remove cached segment {final.name[:12]} each time it is unpacked"
             )
         return lock
 
-    def _found(self, final: Path) -> int | None:
+    def _intact_lock(self, final: Path) -> int | None:
         """Return a locked descriptor of the folder; None if it does not exist, or is damaged and was removed."""
         lock = _locked(final, fcntl.LOCK_SH)
         if lock is None or _intact(final):

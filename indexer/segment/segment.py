@@ -276,9 +276,9 @@ class Segment:
     @staticmethod
     def _rows_with(hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str) -> Iterator[int]:
         hashes_N, rows_N = hashes_2N
-        hash = text_hash(text)
-        position = int(np.searchsorted(hashes_N, hash))
-        while position < len(hashes_N) and hashes_N[position] == hash:
+        digest = text_hash(text)
+        position = int(np.searchsorted(hashes_N, digest))
+        while position < len(hashes_N) and hashes_N[position] == digest:
             row = int(rows_N[position])  # of equal hashes, the rows ascend
             if column[row].as_py() == text:
                 yield row
@@ -328,16 +328,16 @@ class Segment:
             return nothing_found(len(queries_QD), k)
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
         if not timed:
-            return self._found(queries_QD, k, settings, allowed, target_recall)
+            return self._find(queries_QD, k, settings, allowed, target_recall)
         predicted_us = 0.0
         if self._is_planned(k, settings, allowed, target_recall) and allowed and self._planner and settings:
             predicted_us = self._planner.predicted_us(len(queries_QD), k, allowed, settings)
         started_ns = time.thread_time_ns()
-        hits = self._found(queries_QD, k, settings, allowed, target_recall)
+        hits = self._find(queries_QD, k, settings, allowed, target_recall)
         took_us = (time.thread_time_ns() - started_ns) / 1000
         return dataclasses.replace(hits, predicted_us=predicted_us, measured_us=took_us)
 
-    def _found(
+    def _find(
         self,
         queries_QD: np.ndarray,
         k: int,
@@ -352,7 +352,7 @@ class Segment:
             return self._exact_found(queries_QD, k, allowed)
         if allowed is None:
             return self._searched_all(searcher, queries_QD, k, settings)
-        if allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._asked(k, allowed)):
+        if allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._depth(k, allowed)):
             return self._planner.search(queries_QD, k, allowed, settings, target_recall)
         hits, short_Q = self._most_allowed(searcher, queries_QD, k, allowed, settings)
         if len(short_Q):
@@ -367,7 +367,7 @@ class Segment:
         """Return whether the planner answers a search among allowed rows from the beginning."""
         if settings is None or allowed is None or target_recall >= 1 or not settings.reaches(k):
             return False
-        return allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._asked(k, allowed))
+        return allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._depth(k, allowed))
 
     def _most_allowed(
         self,
@@ -383,7 +383,7 @@ class Segment:
         among the first few beyond k of all rows. Near a document that was deleted as a whole it is not, and the planner
         answers the query.
         """
-        all_rows = self._searched_all(searcher, queries_QD, self._asked(k, allowed), settings)
+        all_rows = self._searched_all(searcher, queries_QD, self._depth(k, allowed), settings)
         rows_QA, scores_QA = all_rows.rows_QK, all_rows.scores_QK
         kept_QA = (rows_QA != NO_ROW) & allowed.mask_N[rows_QA]
         if not kept_QA[:, :k].all():
@@ -395,7 +395,7 @@ class Segment:
         hits = dataclasses.replace(all_rows, rows_QK=rows_QA[:, :k], scores_QK=scores_QA[:, :k], plans=plans)
         return hits, np.flatnonzero(np.count_nonzero(kept_QA, axis=1) < k)
 
-    def _asked(self, k: int, allowed: AllowedRows) -> int:
+    def _depth(self, k: int, allowed: AllowedRows) -> int:
         """Return the number of hits to search among all rows for k allowed ones, if most rows are allowed."""
         return max(k, min(math.ceil(k * self.rows / max(allowed.count, 1)) + SPARE_HITS, self.rows))
 

@@ -38,12 +38,12 @@ from scannery.indexer.vectors.vector_files import (
 __all__ = [
     "COLUMNS",
     "DOCUMENTS",
-    "UNSCALED",
     "HASHES",
     "INFO",
     "LEAVES",
     "SPARSE",
     "TIES",
+    "UNSCALED",
     "VECTORS",
     "WORDS",
     "unpack",

@@ -109,13 +109,13 @@ class HeldOut:
 
     alike: LabelledQueries
     apart: LabelledQueries
-    given: bool = False
+    is_real: bool = False
     """Whether the queries apart were given (or made from texts), and not made from vectors."""
 
     @property
     def names(self) -> tuple[str, str]:
         """Names of both kinds in `CurvePoint.recalls`."""
-        return "stored", "given" if self.given else "between"
+        return "stored", "given" if self.is_real else "between"
 
     @property
     def kinds(self) -> tuple[LabelledQueries, LabelledQueries]:
@@ -129,7 +129,7 @@ class HeldOut:
 
     def first(self, k: int) -> HeldOut:
         """Return the same queries with the first k hits."""
-        return HeldOut(alike=self.alike.first(k), apart=self.apart.first(k), given=self.given)
+        return HeldOut(alike=self.alike.first(k), apart=self.apart.first(k), is_real=self.is_real)
 
 
 def held_out_queries(
@@ -173,7 +173,7 @@ def held_out_queries(
     magnitudes_QK = _magnitudes(vectors_ND, queries_QD, rows_QK, distance)
     mine_QK = _without_own(rows_QK[:count], rows_Q)
     return HeldOut(
-        given=has_queries,
+        is_real=has_queries,
         alike=LabelledQueries(
             queries_QD=alike_QD,
             own_Q=rows_Q,

@@ -29,7 +29,7 @@ from scannery.indexer.vectors.exact_search import NO_ROW
 __all__ = ["DEEPER", "Curves", "measure_curves", "pareto", "refine", "rising"]
 
 
-LEAST, MOST_RECALL = 0.8, 0.999
+LEAST_RECALL, MOST_RECALL = 0.8, 0.999
 """Recalls between which the curve is refined."""
 MEASURED = 20
 """Most settings that are measured for ten hits. The widest steps of the curve are halved first."""
@@ -66,7 +66,7 @@ def _between(curve: Sequence[CurvePoint], tried: set[tuple[int, int]]) -> tuple[
     """Return the setting in the widest step of a curve, in which a target may lie; None if all steps are narrow."""
     widest: tuple[float, tuple[int, int]] | None = None
     for less, more in itertools.pairwise(curve):
-        if more.recall <= LEAST or less.recall >= MOST_RECALL:
+        if more.recall <= LEAST_RECALL or less.recall >= MOST_RECALL:
             continue
         for setting, ratio in _halves(less, more):
             if ratio > CLOSE and setting not in tried and (widest is None or ratio > widest[0]):
@@ -134,7 +134,7 @@ class Curves:
 
     ten: tuple[CurvePoint, ...]
     """Settings for ten hits."""
-    others: tuple[DepthCurve, ...]
+    depth_curves: tuple[DepthCurve, ...]
     """Settings for other numbers of hits, ascending."""
 
 
@@ -167,7 +167,7 @@ def measure_curves(
         tuner = _Tuner(searcher, pool, threads, cost)
         first, ten = tuner.first_ten(queries, rescore)
         deeper = [DepthCurve(k=k, curve=curve) for k, curve in tuner.deeper(deep, rescore).items() if curve]
-    return Curves(ten=ten, others=(DepthCurve(k=1, curve=first), *deeper))
+    return Curves(ten=ten, depth_curves=(DepthCurve(k=1, curve=first), *deeper))
 
 
 @dataclass(frozen=True, slots=True)

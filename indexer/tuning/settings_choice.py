@@ -69,7 +69,7 @@ class SearchSettings:
     """Candidates to rescore for ten hits."""
     recall: float = 0.0
     """Measured recall@10; 0: not measured."""
-    others: tuple[Depth, ...] = ()
+    depths: tuple[Depth, ...] = ()
     """Settings for numbers of hits other than ten, ascending."""
     least_k: int = 1
     most_k: int | None = None
@@ -88,10 +88,10 @@ class SearchSettings:
         ten = Depth(k=TUNED_K, leaves=self.leaves, rescore=self.rescore, recall=self.recall)
         if k == TUNED_K:
             return ten
-        below = [depth for depth in self.others if depth.k < TUNED_K]
+        below = [depth for depth in self.depths if depth.k < TUNED_K]
         if k < TUNED_K:
             return _greatest(k, [ten, *(depth for depth in below if depth.k >= k or depth is below[-1])])
-        depths = [ten, *(depth for depth in self.others if depth.k > TUNED_K)]
+        depths = [ten, *(depth for depth in self.depths if depth.k > TUNED_K)]
         position = bisect_left([depth.k for depth in depths], k)
         # Between two measured numbers, the settings for the greater one suffice. Interpolated ones may not: one may
         # have many leaves and few candidates, and the other one the opposite.
@@ -261,7 +261,7 @@ def pick_settings(
         leaves=point.leaves,
         rescore=point.rescore,
         recall=point.recall,
-        others=tuple(deeper),
+        depths=tuple(deeper),
         least_k=min(ks) if too_few else 1,
         most_k=None if too_many is None else max(ks),
         growth=UNMEASURED_GROWTH,

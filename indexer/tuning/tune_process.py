@@ -126,7 +126,7 @@ def _tune(folder: Path) -> None:
     result = {
         "fresh_recall": fresh and _fresh_recall(fresh, searcher, curves, job["measured_for"]),
         "curve": [point.model_dump() for point in curves.ten],
-        "depth_curves": [curve.model_dump() for curve in curves.others],
+        "depth_curves": [curve.model_dump() for curve in curves.depth_curves],
         "seconds": time.perf_counter() - started,
     }
     (folder / "tuned.json").write_text(json.dumps(result))

@@ -48,7 +48,7 @@ class CoarseRows:
 
         rows, dimensions = vectors_ND.shape
         self._nearest = coarse_kernels.nearest_by_coarse
-        self._most, self._plain_left = rows // MOST_SHARE, 0
+        self._limit, self._plain_left = rows // MOST_SHARE, 0
         self._vectors_ND, self._ranks_N = vectors_ND, ranks_N
         self._coarse_ND = np.empty((rows, dimensions), np.int8)
         self._scales_N = np.empty(rows, np.float32)
@@ -78,14 +78,14 @@ class CoarseRows:
         scores_QK = np.empty((len(queries_QD), k), np.float32)
         coarse_N = np.empty(len(self._scales_N), np.float32)
         for number, query_D in enumerate(queries_QD):
-            if not self._found(query_D, coarse_N, rows_QK[number], scores_QK[number]):
+            if not self._search_one(query_D, coarse_N, rows_QK[number], scores_QK[number]):
                 row = slice(number, number + 1)
                 rows_QK[row], scores_QK[row] = exact_search(
                     self._vectors_ND, queries_QD[row], k, "cosine", ranks_N=self._ranks_N
                 )
         return rows_QK, scores_QK
 
-    def _found(
+    def _search_one(
         self, query_D: np.ndarray, coarse_N: np.ndarray, rows_K: np.ndarray, scores_K: np.ndarray
     ) -> bool:
         """Write the hits of a query; return whether the copy was of use."""
@@ -95,7 +95,7 @@ class CoarseRows:
             return False
         is_complete: bool = self._nearest(
             self._coarse_ND, self._scales_N, self._errors_N, self._vectors_ND, query_D, self._ranks_N,
-            coarse_N, self._most, rows_K, scores_K,
+            coarse_N, self._limit, rows_K, scores_K,
         )  # fmt: skip
         if not is_complete:
             self._plain_left = PLAIN_QUERIES

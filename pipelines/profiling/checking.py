@@ -322,7 +322,7 @@ def _faults(
         location = _location(record.source, record.line, record.row)
         letter = dead_letter(record, rejected)
         add(letter.reason, letter.field, letter.message, location)
-        for error in rejected.others:
+        for error in rejected.more_errors:
             add(error.reason, error.field, error.message, location)
     ids = _column(valid, "id")
     for row, record in repeated.items():

@@ -48,7 +48,7 @@ def validate_records(
         for column, mapped in mapping.fields.items()
     }
     if mapping.dynamic:
-        fields[DYNAMIC_COLUMN] = Field("", [mapping.others(record.fields) for record in records])
+        fields[DYNAMIC_COLUMN] = Field("", [mapping.undeclared(record.fields) for record in records])
     return _validated(len(records), fields, spec, dimensions, field_counts, named)
 
 
@@ -85,7 +85,7 @@ def validate_batch(
 
 def dead_letter(record: Record, rejected: RejectedRow) -> DeadLetter:
     """Return the dead letter of a record that was rejected, with all that is wrong with it."""
-    errors = (rejected.error, *rejected.others)
+    errors = (rejected.error, *rejected.more_errors)
     message = "; ".join(_message(record.fields, error) for error in errors)
     return record.reject(rejected.error.reason, message, field=rejected.error.field, id=rejected.id)
 

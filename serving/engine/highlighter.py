@@ -85,7 +85,7 @@ class QueryWords:
         found: list[tuple[int, str]] = []
         spans: list[tuple[int, int]] = []
         if weights:
-            for terms, start, end in self.analyser.places(text):
+            for terms, start, end in self.analyser.spans(text):
                 for term in terms:
                     if term in weights:
                         found.append((start, term))
@@ -146,7 +146,7 @@ def _weighted(
     kept: dict[str, float] = {}
     rest: dict[str, float] = {}
     for text, weight in texts:
-        places, own = list(analyser.places(text)), analyser.query_terms(text)
+        places, own = list(analyser.spans(text)), analyser.query_terms(text)
         paired = {place for _, start, end in places if end - start == 2 for place in (start, end - 1)}
         for terms, start, end in places:
             is_part = end - start == 1 and start in paired and _HAN.match(text[start])

@@ -390,4 +390,4 @@ def _attribute(records: Records, name: str, kind: AttributeType, heads: bytearra
 def _described(records: Records, name: str, kind: int, head: bytes, heads: bytearray) -> list[int]:
     place = len(heads)
     heads += head
-    return [kind, place, len(head), *records.place(name)]
+    return [kind, place, len(head), *records.address(name)]

@@ -4,7 +4,7 @@ In Python, building the messages of ten hits takes as long as the search. Here t
 (`indexer/datapoints/row_records.py`). Field numbers are those of proto/scannery/v1; tests parse the output with the
 generated code.
 
-A row of `columns_C7` describes a column: its kind, offset and length of its head in `heads_B`, and its `Place`. The
+A row of `columns_C7` describes a column: its kind, offset and length of its head in `heads_B`, and its address. The
 head precedes the value: the tag of a field, or the key of an attribute.
 
 Buffers are written from the end to the start: the length of a message precedes it, and is known once the message is

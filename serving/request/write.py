@@ -273,7 +273,7 @@ class _Batch:
 
 def _all_of(rejected: RejectedRow) -> str:
     """Return everything that is wrong with a datapoint."""
-    return "; ".join(error.message for error in (rejected.error, *rejected.others))
+    return "; ".join(error.message for error in (rejected.error, *rejected.more_errors))
 
 
 def _path(number: int) -> str:

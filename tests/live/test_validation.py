@@ -275,7 +275,9 @@ def by_columns(records: list[Record], number: int) -> Verdict:
 def verdict_of(valid: ValidatedBatch, number: int) -> Verdict:
     for rejected in valid.rejected:
         if rejected.row == number:
-            return rejected.error.field, InvalidRecordError.merged([rejected.error, *rejected.others]).message
+            return rejected.error.field, InvalidRecordError.merged(
+                [rejected.error, *rejected.more_errors]
+            ).message
     row: dict[str, Any] = valid.table.to_pylist()[valid.rows_N.tolist().index(number)]
     return row
 

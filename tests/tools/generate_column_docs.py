@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scannery.indexer.datapoints.columns.converted import KINDS, PLACES
+from scannery.indexer.datapoints.columns.converted import KINDS, TARGETS
 from tests.data import ROOT
 
 __all__ = ["columns_page"]
@@ -55,7 +55,7 @@ def _table() -> Iterator[str]:
     for some in (kinds[:7], kinds[7:]):
         yield "| place | " + " | ".join(some) + " |"
         yield "| --- |" + " --- |" * len(some)
-        for place, becomes in PLACES.items():
+        for place, becomes in TARGETS.items():
             cells = (becomes.get(kind, "") for kind in some)
             yield f"| {TITLES.get(place, f'`{place}`')} | " + " | ".join(cells) + " |"
         yield ""

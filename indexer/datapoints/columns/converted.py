@@ -28,9 +28,9 @@ from scannery.indexer.spec.spec import AttributeType
 
 __all__ = [
     "KINDS",
-    "PLACES",
+    "TARGETS",
     "ColumnKind",
-    "Place",
+    "Target",
     "column_of_ids",
     "converted_column",
     "has_json_form",
@@ -184,7 +184,7 @@ ColumnKind = Literal[
     "null", "bool", "int", "float", "decimal", "text", "bytes", "date", "time", "timestamp", "duration", "list",
     "struct", "map",
 ]  # fmt: skip
-Place = Literal[
+Target = Literal[
     "id", "text", "string", "string_list", "int", "float", "bool", "timestamp", "geo", "dynamic", "payload",
     "vector", "sparse_vector",
 ]  # fmt: skip
@@ -216,7 +216,7 @@ _JSON: Mapping[ColumnKind, str] = {
     "map": "an object",
 }
 
-PLACES: Mapping[Place, Mapping[ColumnKind, str]] = {
+TARGETS: Mapping[Target, Mapping[ColumnKind, str]] = {
     "id": {
         "int": "its digits",
         "float": "if whole, below 2⁵³",
@@ -263,9 +263,9 @@ PLACES: Mapping[Place, Mapping[ColumnKind, str]] = {
 """Table: by place and kind, what a value becomes. Null is no value anywhere."""
 
 
-def takes(target: Place, kind: ColumnKind) -> bool:
+def takes(target: Target, kind: ColumnKind) -> bool:
     """Return whether values of a kind can be used at a place."""
-    return kind == "null" or kind in PLACES[target]
+    return kind == "null" or kind in TARGETS[target]
 
 
 def kind_of(type: pa.DataType) -> ColumnKind:

@@ -143,16 +143,16 @@ class _Ranges(ReadOnlyFile):
 
     def __init__(self) -> None:
         super().__init__(0)
-        self._known: list[tuple[int, memoryview]] = []
+        self._ranges: list[tuple[int, memoryview]] = []
 
     def add(self, start: int, data: memoryview) -> None:
         """Make the bytes from a place on known."""
-        self._known.append((start, data))
+        self._ranges.append((start, data))
         self._size = max(self._size, start + len(data))
 
     def range_of(self, start: int, length: int) -> memoryview:
         """Return known bytes; CorruptError if they are not."""
-        for first, data in self._known:
+        for first, data in self._ranges:
             at = start - first
             if at >= 0 and at + length <= len(data):
                 return data[at : at + length]

@@ -303,15 +303,15 @@ class ColdSegment(Segment):
             self._warm_up()
 
     def _open_vectors(self, pages: Pages, store: Store, key: str, reads: ColdReads, *, unit: bool) -> None:
-        self._given = ColdVectors(store, key, pages, self._dimensions, reads, scaled=False)
+        self._unscaled = ColdVectors(store, key, pages, self._dimensions, reads, scaled=False)
         self._scaled = (
-            self._given if unit else ColdVectors(store, key, pages, self._dimensions, reads, scaled=True)
+            self._unscaled if unit else ColdVectors(store, key, pages, self._dimensions, reads, scaled=True)
         )
         ranks_N, most_bytes = self.ties.ranks_N, reads.max_bytes // KEPT_SHARE
         self._search = ColdSearch(
             self._scaled, self.leaves, self.distance, ranks_N, most_kept_bytes=most_bytes
         )
-        self._search_given = ColdSearch(self._given, None, "dot", ranks_N, most_kept_bytes=most_bytes)
+        self._search_given = ColdSearch(self._unscaled, None, "dot", ranks_N, most_kept_bytes=most_bytes)
 
     @property
     def is_cold(self) -> bool:
@@ -326,12 +326,12 @@ class ColdSegment(Segment):
     @property
     def is_scaled(self) -> bool:
         """Whether vectors are scaled to length 1 for the search: some were given with another length."""
-        return self.has_vectors and self._scaled is not self._given
+        return self.has_vectors and self._scaled is not self._unscaled
 
     def vectors(self, rows: np.ndarray | list[int]) -> np.ndarray:  # type: ignore[override]  # any sequence
         """Return the vectors of some rows as they were given, float32 `(len(rows), D)`; errors as of `find`."""
         rows_R = np.asarray(rows, np.int64)
-        return self._given.at(rows_R) if self.has_vectors else np.zeros((len(rows_R), 0), np.float32)
+        return self._unscaled.at(rows_R) if self.has_vectors else np.zeros((len(rows_R), 0), np.float32)
 
     def searched(self, rows_R: np.ndarray) -> np.ndarray:
         """Return the vectors of some rows as they are searched, float32 (R, D); errors as of `find`."""
@@ -351,12 +351,12 @@ class ColdSegment(Segment):
         picked = pick_settings(self.entry, target_recall, anyway=True)
         if picked is None or self.leaves is None or target_recall >= 1:
             return None
-        deeper = tuple(_with_recall(depth, target_recall) for depth in picked.others)
+        deeper = tuple(_with_recall(depth, target_recall) for depth in picked.depths)
         return SearchSettings(
             leaves=picked.leaves,
             rescore=picked.rescore,
             recall=target_recall,
-            others=deeper,
+            depths=deeper,
             growth=picked.growth,
         )
 
@@ -367,10 +367,10 @@ class ColdSegment(Segment):
     def _hits(
         self, k: int, settings: SearchSettings | None, queries_QD: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        hits = self._found(queries_QD, k, settings, None, 0.0)
+        hits = self._find(queries_QD, k, settings, None, 0.0)
         return hits.rows_QK, hits.scores_QK
 
-    def _found(
+    def _find(
         self,
         queries_QD: np.ndarray,
         k: int,

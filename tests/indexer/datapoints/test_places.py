@@ -89,7 +89,7 @@ def test_whole_columns_become_what_single_values_do(values: list[Any], is_whole:
     assert (column is not None) == is_whole
     if column is not None:
         assert column.type == GEO_TYPE
-        assert column.to_pylist() == [rule.one(value, "place") for value in values]
+        assert column.to_pylist() == [rule.convert(value, "place") for value in values]
 
 
 def test_a_slice_of_a_column_is_one() -> None:

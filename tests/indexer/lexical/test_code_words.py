@@ -47,7 +47,7 @@ def test_words_of_code_are_found_whole_and_by_parts(text: str, terms: list[str])
     for written in (text, f"I use {text}, too."):
         assert {*terms} <= {*analyser.terms(written)}
         assert analyser.terms(written)[: len(old.terms(written))] == old.terms(written)
-    places = [(term, start, end) for terms, start, end in analyser.places(f"é {text}") for term in terms]
+    places = [(term, start, end) for terms, start, end in analyser.spans(f"é {text}") for term in terms]
     assert [term for term, _, _ in places] == analyser.terms(f"é {text}")
     assert all(2 <= start < end <= 2 + len(text) for term, start, end in places if term != "e")
 
@@ -79,7 +79,7 @@ def test_texts_without_signs_have_the_terms_of_the_version_before(words: list[st
 def test_terms_places_counts_and_weights_agree(text: str) -> None:
     old, new = analysers("english")
     terms = new.terms(text)
-    assert [term for terms, _, _ in new.places(text) for term in terms] == terms
+    assert [term for terms, _, _ in new.spans(text) for term in terms] == terms
     assert terms[: len(old.terms(text))] == old.terms(text)
     counts, length = new.counts(text)
     assert (sorted(counts.elements()), length) == (sorted(terms), len(old.terms(text)))

@@ -81,13 +81,13 @@ def test_terms_with_places_are_the_terms(text: str, language: str) -> None:
         {"language": language, "stop_words": ["the"], "analyser": 3, "compounds": ["dampf schiff"]}
     )
     analyser = Analyser(spec)
-    assert [term for terms, _, _ in analyser.places(text) for term in terms] == analyser.terms(text)
+    assert [term for terms, _, _ in analyser.spans(text) for term in terms] == analyser.terms(text)
 
 
 def test_a_compound_lies_where_the_whole_word_is() -> None:
     analyser = Analyser(LexicalSpec(language="german", analyser=3, compounds=["dampf schiff"]))
     text = "Das Dampfschiff fährt"
-    found = {term: text[start:end] for terms, start, end in analyser.places(text) for term in terms}
+    found = {term: text[start:end] for terms, start, end in analyser.spans(text) for term in terms}
     assert found["schiff"] == found["dampf"] == "Dampfschiff"
 
 

@@ -171,7 +171,7 @@ def test_a_page_of_two_rounds_is_scored_once(built: Built):
     cold = built.cold()
     settings = cold.settings_for(0.95)
     assert settings is not None
-    one_leaf = replace(settings, leaves=1, others=(), growth=0.0)  # so that there are several rounds
+    one_leaf = replace(settings, leaves=1, depths=(), growth=0.0)  # so that there are several rounds
     found = [cold.find(query_D[None], 20, settings=one_leaf) for query_D in queries(50)]
     assert max(each.leaves_Q[0] for each in found) > 2
     assert all(len(set(each.rows_QK[0].tolist())) == 20 for each in found)
@@ -213,7 +213,7 @@ def test_knobs_are_the_leaves_that_are_read(built: Built):
     cold = built.cold()
     settings = cold.settings_for(0.9)
     assert settings is not None
-    found = cold.find(queries(1), 10, settings=replace(settings, leaves=3, recall=0.0, others=()))
+    found = cold.find(queries(1), 10, settings=replace(settings, leaves=3, recall=0.0, depths=()))
     assert found.leaves_Q.tolist() == [3]
 
 
@@ -276,10 +276,10 @@ def test_an_exact_search_does_not_displace_kept_pages(bucket: tuple[ObjectServer
     server, built = bucket
     cold = built.cold(max_bytes=VECTOR_BYTES // 2)
     settings = cold.settings_for(0.8)
-    cold.find(queries(1), 1, settings=replace(settings, leaves=2, recall=0.0, others=()))  # type: ignore[type-var]
+    cold.find(queries(1), 1, settings=replace(settings, leaves=2, recall=0.0, depths=()))  # type: ignore[type-var]
     cold.find(queries(1), 10)
     server.requests.clear()
-    cold.find(queries(1), 1, settings=replace(settings, leaves=2, recall=0.0, others=()))  # type: ignore[type-var]
+    cold.find(queries(1), 1, settings=replace(settings, leaves=2, recall=0.0, depths=()))  # type: ignore[type-var]
     assert segment_reads(server) == []
 
 

@@ -151,7 +151,7 @@ def test_a_curve_has_the_recall_of_each_kind(vectors_ND: np.ndarray, held_out: H
     deep = held_out_queries(vectors_ND, "dot", seed=0, k=100, count=20)
     cost = SearchCost(config=CONFIG, rows=ROWS, dimensions=32)
     curves = measure_curves(train(vectors_ND, CONFIG), held_out, deep, cost=cost, threads=2)
-    for curve in (curves.ten, *(depth.curve for depth in curves.others)):
+    for curve in (curves.ten, *(depth.curve for depth in curves.depth_curves)):
         assert len(curve) > 3
         for point in curve:
             assert set(point.recalls) == {"stored", "between"}

@@ -197,7 +197,7 @@ def test_a_scan_is_timed_with_rows_that_no_scan_before_has_read(monkeypatch: pyt
 
     monkeypatch.setattr(plan_timing, "exact_search", search)
     scored = plan_timing._ScoringTimer(vectors_ND, np.random.default_rng(0))
-    cold = [scored._one, scored._few, scored._many]
+    cold = [scored._single, scored._few, scored._many]
     plan_timing.Clock().run(cold)
     assert len(seen) == plan_timing.TIMED_ROUNDS * len(cold)
     for one, other in itertools.pairwise(seen):

@@ -17,7 +17,7 @@ def check(vectors_ND: np.ndarray, queries_QD: np.ndarray, k: int, ranks_N: np.nd
     expected = exact_search(vectors_ND, queries_QD, k, "cosine", ranks_N=ranks_N)
     for most in (len(vectors_ND), len(vectors_ND) // 8, 0):
         coarse = CoarseRows(vectors_ND, ranks_N)
-        coarse._most = most
+        coarse._limit = most
         for got, wanted in zip(coarse.search(queries_QD, k), expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
 

@@ -13,7 +13,7 @@ import pytest
 
 import scannery
 from scannery.indexer import parse_spec
-from scannery.indexer.datapoints.columns.converted import PLACES, ColumnKind, Place, kind_of, takes
+from scannery.indexer.datapoints.columns.converted import TARGETS, ColumnKind, Target, kind_of, takes
 from scannery.indexer.datapoints.columns.plain import plain
 from scannery.pipelines.records.unit_rows import UnitRows, own_rows
 from scannery.pipelines.sources.batches import Batch
@@ -22,8 +22,8 @@ from tests.data import ROOT
 from tests.indexer.datapoints.columns.column_types import COLUMNS
 from tests.tools.generate_column_docs import columns_page
 
-TYPES: tuple[Place, ...] = ("string", "string_list", "int", "float", "bool", "timestamp", "geo")
-SPECS: dict[str, tuple[dict[str, Any], str | None, Place]] = {
+TYPES: tuple[Target, ...] = ("string", "string_list", "int", "float", "bool", "timestamp", "geo")
+SPECS: dict[str, tuple[dict[str, Any], str | None, Target]] = {
     "id": ({"source": {"id": "x"}}, "id", "id"),
     "document_id": ({"source": {"document_id": "x"}}, "document_id", "id"),
     "text": ({"source": {"text": "x"}}, "text", "text"),
@@ -67,7 +67,7 @@ def test_the_table_says_which_columns_can_be_used(place: str) -> None:
         made = None if value is None else _built(place, array)
         if made not in (None, REFUSED):
             assert takes(SPECS[place][2], kind_of(plain(array).type)), (name, made)
-    for kind in PLACES[SPECS[place][2]]:
+    for kind in TARGETS[SPECS[place][2]]:
         if (kind, place) != ("bytes", "vector"):  # which needs `vector_bytes`
             assert _built(place, pa.array([_good(kind, place), None])) is not REFUSED, kind
 

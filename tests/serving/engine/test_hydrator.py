@@ -189,8 +189,8 @@ def test_records_on_disk_are_those_in_memory(tmp_path: Path) -> None:
     write_records(table, tmp_path / "records.arrow")
     mapped, copied = Records.map(tmp_path / "records.arrow"), Records.of(table)
     assert mapped.table.equals(copied.table)
-    assert [mapped.place(name) for name in table.column_names] == [
-        copied.place(name) for name in table.column_names
+    assert [mapped.address(name) for name in table.column_names] == [
+        copied.address(name) for name in table.column_names
     ]
 
 
