@@ -164,7 +164,7 @@ class _Root:
             self.lost(leaf, hung=False)
         else:
             was = leaf.ready
-            leaf.others = max(0, len(machine.attempts) - len(leaf.attempts))
+            leaf.other_calls = max(0, len(machine.attempts) - len(leaf.attempts))
             leaf.abandoned = 0
             leaf.ready, leaf.hung = True, False
             if not was:

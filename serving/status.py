@@ -43,7 +43,7 @@ _RECEIVED: dict[str, type[ServingError]] = {
         OverloadedError,
     )
 }  # fmt: skip
-_PLACE = re.compile(r"(?<![\w/.])(?:[a-z][a-z0-9+.-]*:/|\.{0,2})/[^\s'\",;)]+")
+_PATH = re.compile(r"(?<![\w/.])(?:[a-z][a-z0-9+.-]*:/|\.{0,2})/[^\s'\",;)]+")
 """The path of a folder or file, or the URI of a bucket."""
 
 
@@ -53,8 +53,8 @@ def status_for_callers(error: Exception) -> tuple[StatusCode, str, ErrorDetail]:
     The full message is logged under a number, which the returned message names.
     """
     code, message, detail = status_of(error)
-    redacted, places = _PLACE.subn("[...]", message)
-    if not places or (isinstance(error, CodedError) and error.quotes_request):
+    redacted, paths = _PATH.subn("[...]", message)
+    if not paths or (isinstance(error, CodedError) and error.quotes_request):
         return code, message, detail
     number = secrets.token_hex(4)
     _LOG.warning("error %s: %s", number, error)

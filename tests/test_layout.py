@@ -188,6 +188,12 @@ ROOMS_OF_NOUNS = (
     "live",
     "pipelines",
     "runtime",
+    "serving/encoding",
+    "serving/engine",
+    "serving/leaves",
+    "serving/request",
+    "serving/security",
+    "serving/telemetry",
 )
 """Rooms whose names follow the glossary."""
 

@@ -34,7 +34,7 @@ def installed() -> Mapping[str, metadata.EntryPoint]:
 
 def load_bridges(config: ListenConfig) -> None:
     """Import the bridges that the options ask for; raises as `open_bridges`."""
-    for name, plugin in _wanted(config):
+    for name, plugin in _enabled(config):
         _loaded(name, plugin)
 
 
@@ -47,7 +47,7 @@ def open_bridges(host: Host) -> Bridges:
     """
     opened: dict[str, Bridge] = {}
     try:
-        for name, plugin in _wanted(host.config):
+        for name, plugin in _enabled(host.config):
             _loaded(name, plugin)
             opened[name] = _opened(name, plugin, host)
         return Bridges(opened)
@@ -56,16 +56,16 @@ def open_bridges(host: Host) -> Bridges:
         raise
 
 
-def _wanted(config: ListenConfig) -> Iterator[tuple[str, Plugin]]:
+def _enabled(config: ListenConfig) -> Iterator[tuple[str, Plugin]]:
     for name, entry in _chosen(config.bridge_names).items():
         try:
             plugin = entry.load()()
             if not isinstance(plugin, Plugin):
                 raise TypeError(f"{entry.value} is not a subclass of Plugin")
-            wanted = plugin.wanted(config)
+            enabled = plugin.wanted(config)
         except Exception as error:
             raise _failed(name, "imported", error) from error
-        if wanted:
+        if enabled:
             yield name, plugin
 
 

@@ -401,7 +401,7 @@ class LeavesConfig:
 
     def _check_addresses(self, addresses: Sequence[str]) -> None:
         """Raise ConfigError if one is not `host:port`, or is there twice."""
-        for place, address in enumerate(addresses):
+        for number, address in enumerate(addresses):
             try:
                 port = split_address(address, field="leaves")[1]
             except ConfigError as error:
@@ -411,7 +411,7 @@ class LeavesConfig:
                 ) from error
             if port == 0:
                 raise ConfigError(f"leaves: {address} must have the port of a leaf, not 0", field="leaves")
-            if address in addresses[:place]:
+            if address in addresses[:number]:
                 raise ConfigError(f"leaves: {address} is there twice", field="leaves")
 
     @property

@@ -130,9 +130,9 @@ class EncoderPool:
             EncoderUnavailableError: it cannot be loaded, or texts are encoded in another process.
 
         """
-        known = self.known_fingerprint_of(spec, field=field)
-        if known is not None:
-            return known
+        fingerprint = self.known_fingerprint_of(spec, field=field)
+        if fingerprint is not None:
+            return fingerprint
         from scannery.embed import EmbedError, Encoder
 
         try:

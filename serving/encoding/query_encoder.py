@@ -120,13 +120,13 @@ class Observer:
 
     batch: Callable[[float], object] = lambda texts: None
     """Called with the number of texts of each batch."""
-    cached: Callable[[bool, int], object] = lambda known, count: None
+    cached: Callable[[bool, int], object] = lambda is_hit, count: None
     """Called with the number of query texts found (True) or not found (False) in the cache."""
 
     def report_to(self, metrics: ServerMetrics) -> None:
         """Record in these metrics."""
         self.batch = metrics.batch_texts.observe
-        self.cached = lambda known, count: metrics.cached.inc(("hit" if known else "miss",), count)
+        self.cached = lambda is_hit, count: metrics.cached.inc(("hit" if is_hit else "miss",), count)
 
 
 class QueryEncoder:
@@ -167,8 +167,8 @@ class QueryEncoder:
         if batched:
             self.at_once = len(os.sched_getaffinity(0)) if on_cpu else 1
             self._queries, self._documents = (
-                TextBatcher(encode, max_texts=most, observe=self._encoding, at_once=count).encode
-                for encode, most, count in (
+                TextBatcher(encode, max_texts=max_texts, observe=self._encoding, at_once=count).encode
+                for encode, max_texts, count in (
                     (encoder.encode_queries, self._limits.queries, self.at_once),
                     (encoder.encode_documents, self._limits.documents, 1),
                 )
@@ -219,18 +219,18 @@ class QueryEncoder:
             DeadlineError: the deadline passed before the texts were encoded.
 
         """
-        asked = [(_caller(), text) for text in texts]
-        return np.stack(self.encode_each(asked, path=path, deadline=deadline))
+        pairs = [(_caller(), text) for text in texts]
+        return np.stack(self.encode_each(pairs, path=path, deadline=deadline))
 
     def encode_each(
-        self, asked: Sequence[tuple[str, str]], *, path: str = "query", deadline: Deadline = _NO_DEADLINE
+        self, pairs: Sequence[tuple[str, str]], *, path: str = "query", deadline: Deadline = _NO_DEADLINE
     ) -> list[np.ndarray]:
         """Return the vector, float32 (D,), of each pair of a caller's name and a text; raises as `encode`."""
         from scannery.embed import DeviceError, InvalidTextError
 
-        known = {pair: vector for pair in asked if (vector := self._vectors.find(pair)) is not None}
-        missing = [pair for pair in dict.fromkeys(asked) if pair not in known]
-        self._count_cached(len(asked) - len(missing), len(missing))
+        cached = {pair: vector for pair in pairs if (vector := self._vectors.find(pair)) is not None}
+        missing = [pair for pair in dict.fromkeys(pairs) if pair not in cached]
+        self._count_cached(len(pairs) - len(missing), len(missing))
         if missing:
             texts = list(dict.fromkeys(text for _, text in missing))
             try:
@@ -242,9 +242,9 @@ class QueryEncoder:
                 raise EncoderUnavailableError(f"texts cannot be encoded: {error}", field=path) from error
             for pair in missing:
                 # Copied: a row would keep the memory of its whole batch.
-                vector = known[pair] = np.array(vectors[pair[1]])
+                vector = cached[pair] = np.array(vectors[pair[1]])
                 self._vectors.keep(pair, vector, vector.nbytes + sys.getsizeof(pair[1]))
-        return [known[pair] for pair in asked]
+        return [cached[pair] for pair in pairs]
 
     def encode_now(self, caller: str, text: str) -> np.ndarray | None:
         """Return the vector, float32 (D,), of a text that is not cached, encoded in this thread without a batch.
@@ -267,7 +267,7 @@ class QueryEncoder:
             self._vectors.keep((caller, text), vector_D, vector_D.nbytes + sys.getsizeof(text))
         return vector_D
 
-    def known(self, text: str) -> np.ndarray | None:
+    def cached_vector(self, text: str) -> np.ndarray | None:
         """Return the cached vector of a query, float32 (D,); None: not cached."""
         vector = self._vectors.find((_caller(), text))
         if vector is not None:
@@ -293,12 +293,12 @@ class QueryEncoder:
                 with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(unique)}):
                     vectors.extend(self._documents(unique[start : start + self._limits.documents], deadline))
             except InvalidTextError as error:
-                place = texts.index(unique[start + error.index])
-                raise InvalidRequestError.at(f"{path}[{place}]", f"cannot be encoded: {error}") from error
+                number = texts.index(unique[start + error.index])
+                raise InvalidRequestError.at(f"{path}[{number}]", f"cannot be encoded: {error}") from error
             except DeviceError as error:
                 raise EncoderUnavailableError(f"texts cannot be encoded: {error}", field=path) from error
-        known = dict(zip(unique, vectors, strict=True))
-        return np.stack([known[text] for text in texts])
+        vector_of = dict(zip(unique, vectors, strict=True))
+        return np.stack([vector_of[text] for text in texts])
 
     def _encoding(self, texts: float) -> None:
         # Looked up at each call: `report_to` may come after the encoder was loaded.

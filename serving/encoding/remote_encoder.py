@@ -159,9 +159,9 @@ class EncoderProcess:
             return DeadlineError("the deadline passed before the text was encoded")
         overloaded = code is grpc.StatusCode.RESOURCE_EXHAUSTED and detail.retry_after_ms
         if overloaded or code is grpc.StatusCode.INVALID_ARGUMENT:
-            known = error_from_status(code, f"{at}: {message}" if overloaded else message, detail)
-            assert known is not None
-            return known
+            translated = error_from_status(code, f"{at}: {message}" if overloaded else message, detail)
+            assert translated is not None
+            return translated
         if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
             return EncoderUnavailableError(f"{at}: {message}", field="query")
         return EncoderUnreachableError(
@@ -216,14 +216,14 @@ class RemoteEncoder:
         # Needs the tokenizer only, not torch.
         from scannery.embed.text.chunking import chunker_for
 
-        found = self._matching(with_tokenizer=True)
-        tokenizer = found.tokenizer_json if found.HasField("tokenizer_json") else None
-        shown = json.loads(found.fingerprint_json) if found.fingerprint_json else {}
+        match = self._matching(with_tokenizer=True)
+        tokenizer = match.tokenizer_json if match.HasField("tokenizer_json") else None
+        shown = json.loads(match.fingerprint_json) if match.fingerprint_json else {}
         prompt = shown.get("document_prompt") or ""
         return chunker_for(
             self._model,
             tokenizer,
-            found.passage_tokens,
+            match.passage_tokens,
             max_tokens,
             overlap_tokens,
             prompt=prompt,
@@ -269,26 +269,26 @@ class RemoteEncoder:
             with_tokenizers=with_tokenizer, fingerprint=digest if with_tokenizer else ""
         )
         encoders = self._process.call(LIST_ENCODERS, request, pb.ListEncodersResponse).encoders
-        for found in encoders:
-            fits = found.fingerprint == digest if digest else found.model == self._model
-            if fits and found.dimensions == self._dimensions:
-                self._fingerprint = found.fingerprint
-                return found
+        for encoder in encoders:
+            fits = encoder.fingerprint == digest if digest else encoder.model == self._model
+            if fits and encoder.dimensions == self._dimensions:
+                self._fingerprint = encoder.fingerprint
+                return encoder
         raise EncoderUnavailableError(self._mismatch(encoders), field="query")
 
     def _mismatch(self, encoders: Sequence[pb.LoadedEncoder]) -> str:
         from scannery.embed import EmbedError, Fingerprint, require_match
 
         start = f"texts for index {self._index!r} cannot be encoded: encoder {self._process.address}"
-        shown = [json.loads(found.fingerprint_json) for found in encoders if found.fingerprint_json]
+        shown = [json.loads(encoder.fingerprint_json) for encoder in encoders if encoder.fingerprint_json]
         try:
             if self._expected and len(shown) == 1:
                 require_match(Fingerprint.from_dict(self._expected), Fingerprint.from_dict(shown[0]))
-            wanted = str(Fingerprint.from_dict(self._expected)) if self._expected else self._model
-            there = ", ".join(str(Fingerprint.from_dict(one)) for one in shown) or "none"
+            expected = str(Fingerprint.from_dict(self._expected)) if self._expected else self._model
+            there = ", ".join(str(Fingerprint.from_dict(fingerprint)) for fingerprint in shown) or "none"
         except EmbedError as error:
             return f"{start}: {error}"
-        return f"{start}: the index was embedded with {wanted}; there is {there}"
+        return f"{start}: the index was embedded with {expected}; there is {there}"
 
 
 def _slices(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -308,8 +308,8 @@ def _slices(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 def _text_error(error: InvalidRequestError, first: int) -> Exception:
     from scannery.embed import InvalidTextError
 
-    place = re.match(r"texts\[(\d+)\]", error.field or "")
-    return InvalidTextError(error.message, index=first + int(place[1]) if place else first)
+    match = re.match(r"texts\[(\d+)\]", error.field or "")
+    return InvalidTextError(error.message, index=first + int(match[1]) if match else first)
 
 
 def _serialized(request: Message) -> bytes:

@@ -120,14 +120,14 @@ class SentenceVectors:
         """
         principal = CURRENT.get()
         caller = principal.name if principal else ""
-        found: dict[str, np.ndarray] = {}
+        by_sentence: dict[str, np.ndarray] = {}
         missing: list[str] = []
         for sentence in dict.fromkeys(sentences):
             vector = self._vectors.find((caller, sentence))
             if vector is None:
                 missing.append(sentence)
             else:
-                found[sentence] = vector
+                by_sentence[sentence] = vector
         longest_s = 0.0
         for start in range(0, len(missing), BATCH_SENTENCES):
             left_s = deadline.remaining_s
@@ -141,6 +141,6 @@ class SentenceVectors:
                 break
             longest_s = max(longest_s, left_s - deadline.remaining_s if left_s < np.inf else 0.0)
             for sentence, vector in zip(batch, vectors, strict=True):
-                found[sentence] = kept = np.array(vector)
+                by_sentence[sentence] = kept = np.array(vector)
                 self._vectors.keep((caller, sentence), kept, kept.nbytes + sys.getsizeof(sentence))
-        return found
+        return by_sentence

@@ -39,14 +39,14 @@ class DenseSearch:
     """Some queries, as vectors, over one snapshot."""
 
     def __init__(
-        self, batch: QueryBatch, prepared: PreparedSearch, asked: AskedVectors | None = None
+        self, batch: QueryBatch, prepared: PreparedSearch, vectors: AskedVectors | None = None
     ) -> None:
         """Encode the queries.
 
         Args:
             batch: the queries.
             prepared: the options, in mode dense or hybrid, and the filter.
-            asked: the queries as vectors; None: they are made from the batch.
+            vectors: the queries as vectors; None: they are made from the batch.
 
         Raises:
             VectorsUnavailableError: the index has no vectors.
@@ -59,7 +59,7 @@ class DenseSearch:
         self._batch, self._options, self._chosen = batch, options, options.vectors
         self._is_filtered = prepared.where is not None
         self._ranges: dict[tuple[int, int], float] = {}
-        self._asked = asked or asked_vectors(
+        self._vectors = vectors or asked_vectors(
             snapshot, options.vectors, batch.queries, options.mode, batch.deadline, paths=batch.paths
         )
 
@@ -67,87 +67,89 @@ class DenseSearch:
         """Set the segments that are searched."""
         self._searched = searched.by_vector
 
-    def best(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
-        """Return the best `wanted` rows of queries, by score and then by id; fewer only if there are no more.
+    def best(self, queries: np.ndarray, depth: int) -> list[Ranking]:
+        """Return the best `depth` rows of queries, by score and then by id; fewer only if there are no more.
 
         Args:
             queries: their numbers, int64.
-            wanted: rows for each; of a query by several vectors there may be more.
+            depth: rows for each; of a query by several vectors there may be more.
 
         """
-        numbers_QS, width = self._asked.numbers_QS, len(self._chosen.names)
+        numbers_QS, width = self._vectors.numbers_QS, len(self._chosen.names)
         if numbers_QS is None:
-            return [with_scores(ranking, 0, width) for ranking in self._found(0, queries, wanted)]
-        found: dict[int, Ranking] = {}
+            return [with_scores(ranking, 0, width) for ranking in self._nearest(0, queries, depth)]
+        ranking_of: dict[int, Ranking] = {}
         counts_Q = np.count_nonzero(numbers_QS[queries] != NOT_ASKED, axis=1)
-        for place in range(len(self._chosen)):
-            alone = queries[(counts_Q == 1) & (numbers_QS[queries, place] != NOT_ASKED)]
-            rankings = self._found(place, alone, wanted)
-            found |= {
-                query: with_scores(ranking, place, width)
+        for column in range(len(self._chosen)):
+            alone = queries[(counts_Q == 1) & (numbers_QS[queries, column] != NOT_ASKED)]
+            rankings = self._nearest(column, alone, depth)
+            ranking_of |= {
+                query: with_scores(ranking, column, width)
                 for query, ranking in zip(alone.tolist(), rankings, strict=True)
             }
         several = queries[counts_Q > 1]
         fusion, segments = self._options.fusion, self._batch.snapshot.segments
-        for query, each in zip(several.tolist(), self.rankings(several, fusion_depth(wanted)), strict=True):
-            found[query] = fuse(each, None, fusion, segments)
-        return [found[query] for query in queries.tolist()]
+        for query, each in zip(several.tolist(), self.rankings(several, fusion_depth(depth)), strict=True):
+            ranking_of[query] = fuse(each, None, fusion, segments)
+        return [ranking_of[query] for query in queries.tolist()]
 
     def rankings(self, queries: np.ndarray, depth: int) -> list[DenseRankings]:
         """Return for each query its best `depth` rows by each of its vectors, to be fused."""
-        found = self.by_vector(queries, depth)
-        self._measure_ranges([(query, place) for query, own in found.items() for place, _ in own])
+        rankings_of = self.by_vector(queries, depth)
+        self._measure_ranges(
+            [(query, column) for query, rankings in rankings_of.items() for column, _ in rankings]
+        )
         return [
             dense_rankings(
                 self._chosen,
-                own,
-                [self._ranges.get((query, place), 0.0) for place, _ in own],
+                rankings,
+                [self._ranges.get((query, column), 0.0) for column, _ in rankings],
                 partial(self.scores, query),
             )
-            for query, own in found.items()
+            for query, rankings in rankings_of.items()
         ]
 
     def by_vector(self, queries: np.ndarray, depth: int) -> dict[int, list[tuple[int, Ranking]]]:
         """Return for each query, by its number, the place of each of its vectors, and the best `depth` rows by it."""
-        found: dict[int, list[tuple[int, Ranking]]] = {query: [] for query in queries.tolist()}
-        for place in range(len(self._chosen)):
-            asking = self._asked.asking(place, queries)
-            for query, ranking in zip(asking.tolist(), self._found(place, asking, depth), strict=True):
-                found[query].append((place, ranking))
-        return found
+        rankings_of: dict[int, list[tuple[int, Ranking]]] = {query: [] for query in queries.tolist()}
+        for column in range(len(self._chosen)):
+            asking = self._vectors.asking(column, queries)
+            for query, ranking in zip(asking.tolist(), self._nearest(column, asking, depth), strict=True):
+                rankings_of[query].append((column, ranking))
+        return rankings_of
 
-    def _found(self, place: int, queries: np.ndarray, wanted: int) -> list[Ranking]:
+    def _nearest(self, column: int, queries: np.ndarray, depth: int) -> list[Ranking]:
         """Return the best rows of queries by one of the vectors."""
         if not len(queries):
             return []
         batch = self._batch
-        vectors_QD, paths = self._asked.of(place, queries), batch.paths
+        vectors_QD, paths = self._vectors.of(column, queries), batch.paths
         if len(queries) < len(paths):
             paths = [paths[number] for number in queries.tolist()]
-        found = []
-        for each in self._searched[place]:
+        parts = []
+        for each in self._searched[column]:
             batch.deadline.check()
-            found.append((each.number, *each.search(vectors_QD, wanted, batch.stats, paths)))
+            parts.append((each.number, *each.search(vectors_QD, depth, batch.stats, paths)))
         batch.deadline.check()
-        return merge(found, len(vectors_QD), wanted, batch.snapshot.segments)
+        return merge(parts, len(vectors_QD), depth, batch.snapshot.segments)
 
-    def scores(self, query: int, place: int, keys_U: np.ndarray) -> np.ndarray:
+    def scores(self, query: int, column: int, keys_U: np.ndarray) -> np.ndarray:
         """Return the exact scores of rows by one of the vectors, float32 (U,); NaN where a row does not have it.
 
         Args:
             query: its number; it has the vector.
-            place: of the vector.
+            column: of the vector.
             keys_U: the rows, as `keys_in` returns them.
 
         """
         self._batch.deadline.check()
-        space = self._batch.snapshot.space(self._chosen.choices[place].name)
-        [query_D] = self._asked.of(place, np.array([query]))
+        space = self._batch.snapshot.space(self._chosen.choices[column].name)
+        [query_D] = self._vectors.of(column, np.array([query]))
         numbers_U, rows_U = places_of(keys_U)
         scores_U = np.empty(len(keys_U), np.float32)
         for number in np.unique(numbers_U).tolist():
-            own = numbers_U == number
-            scores_U[own] = space.scores(number, rows_U[own], query_D)
+            is_part = numbers_U == number
+            scores_U[is_part] = space.scores(number, rows_U[is_part], query_D)
         return scores_U
 
     def _measure_ranges(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -157,43 +159,49 @@ class DenseSearch:
         """
         if not self._is_filtered or self._options.fusion.method != "weighted_score":
             return
-        for place in sorted({place for _, place in pairs}):
-            new = [query for query, other in pairs if other == place and (query, place) not in self._ranges]
-            if not new or not self.has_few(place):
+        for column in sorted({column for _, column in pairs}):
+            new = [
+                query
+                for query, pair_column in pairs
+                if pair_column == column and (query, column) not in self._ranges
+            ]
+            if not new or not self.has_few(column):
                 continue
-            ranges = ranges_of(self.best_unfiltered(place, np.array(new)))
-            self._ranges |= {(query, place): found for query, found in zip(new, ranges, strict=True)}
+            ranges = ranges_of(self.best_unfiltered(column, np.array(new)))
+            self._ranges |= {
+                (query, column): range_of_query for query, range_of_query in zip(new, ranges, strict=True)
+            }
 
     @property
     def allowed_by_vector(self) -> list[int]:
         """For each of the vectors, the rows with it that are allowed."""
         return [sum(each.rows for each in searches) for searches in self._searched]
 
-    def has_few(self, place: int) -> bool:
+    def has_few(self, column: int) -> bool:
         """Return whether fewer rows with one of the vectors are allowed than are fused."""
-        return self.allowed_by_vector[place] < FUSED_ROWS
+        return self.allowed_by_vector[column] < FUSED_ROWS
 
-    def best_unfiltered(self, place: int, queries: np.ndarray) -> np.ndarray:
+    def best_unfiltered(self, column: int, queries: np.ndarray) -> np.ndarray:
         """Return the best scores of queries by one of the vectors without the filter, float32 (Q, K), descending.
 
         At most 200; fewer if there are no more. Scores of rows that were not found are minus infinity.
         """
-        snapshot, choice = self._batch.snapshot, self._chosen.choices[place]
-        one = replace(self._chosen, choices=(choice,))
-        options = replace(self._options, mode="dense", vectors=one)
+        snapshot, choice = self._batch.snapshot, self._chosen.choices[column]
+        single = replace(self._chosen, choices=(choice,))
+        options = replace(self._options, mode="dense", vectors=single)
         space = snapshot.space(choice.name)
         [searches] = searched_segments(snapshot, options, [space], [settings_of(space, options)]).by_vector
-        asked_QD = self._asked.of(place, queries)
-        found = [each.find(asked_QD, FUSED_ROWS).scores_QK for each in searches]
+        asked_QD = self._vectors.of(column, queries)
+        scores = [each.find(asked_QD, FUSED_ROWS).scores_QK for each in searches]
         self._batch.deadline.check()
-        scores_QK = np.concatenate([np.empty((len(queries), 0), np.float32), *found], axis=1)
+        scores_QK = np.concatenate([np.empty((len(queries), 0), np.float32), *scores], axis=1)
         best_QK: np.ndarray = -np.sort(-scores_QK, axis=1)[:, :FUSED_ROWS]
         return best_QK
 
 
 def dense_rankings(
     chosen: ChosenVectors,
-    found: Sequence[tuple[int, Ranking]],
+    by_vector: Sequence[tuple[int, Ranking]],
     ranges: Sequence[float],
     scores: Callable[[int, np.ndarray], np.ndarray],
 ) -> DenseRankings:
@@ -201,35 +209,35 @@ def dense_rankings(
 
     Args:
         chosen: the vectors of the search.
-        found: the place of each vector of the query among these, and the ranking by it.
+        by_vector: the place of each vector of the query among these, and the ranking by it.
         ranges: of each of them, as of `DenseRankings`.
         scores: returns the exact scores by the vector at a place of rows, as `keys_in` returns them, float32 (U,).
 
     """
-    places = [place for place, _ in found]
-    rankings = [ranking for _, ranking in found]
-    keys_U, scores_US = np.empty(0, np.int64), np.empty((0, len(places)), np.float32)
-    if len(places) > 1:
+    columns = [column for column, _ in by_vector]
+    rankings = [ranking for _, ranking in by_vector]
+    keys_U, scores_US = np.empty(0, np.int64), np.empty((0, len(columns)), np.float32)
+    if len(columns) > 1:
         keys_U = keys_in(rankings)
-        scores_US = np.stack([scores(place, keys_U) for place in places], axis=1)
-    weights = np.array([chosen.choices[place].weight for place in places])
+        scores_US = np.stack([scores(column, keys_U) for column in columns], axis=1)
+    weights = np.array([chosen.choices[column].weight for column in columns])
     return DenseRankings(
         rankings=rankings,
-        weights=(weights / weights.sum()).tolist() if len(places) < len(chosen) else weights.tolist(),
+        weights=(weights / weights.sum()).tolist() if len(columns) < len(chosen) else weights.tolist(),
         ranges=ranges,
         keys_U=keys_U,
         scores_US=scores_US,
-        columns=places if chosen.names else [],
+        columns=columns if chosen.names else [],
         width=len(chosen.names),
     )
 
 
-def with_scores(ranking: Ranking, place: int, width: int) -> Ranking:
+def with_scores(ranking: Ranking, column: int, width: int) -> Ranking:
     """Return a ranking by the vector at a place with its scores by name; `width` names are returned, or none."""
     if not width:
         return ranking
     by_vector_HS = np.full((len(ranking), width), np.nan, np.float32)
-    by_vector_HS[:, place] = ranking.scores
+    by_vector_HS[:, column] = ranking.scores
     return replace(ranking, by_vector=by_vector_HS)
 
 
@@ -250,7 +258,7 @@ class Candidates:
         prepared: PreparedSearch,
         batch: QueryBatch,
         *,
-        asked: AskedVectors | None = None,
+        vectors: AskedVectors | None = None,
         words: Sequence[Words] | None = None,
     ) -> None:
         """Encode the queries and apply the filter; raises what `search` does.
@@ -258,7 +266,7 @@ class Candidates:
         Args:
             prepared: the options.
             batch: the queries.
-            asked: the queries as vectors; None: they are encoded.
+            vectors: the queries as vectors; None: they are encoded.
             words: the words of the queries; None: these are found.
 
         """
@@ -272,7 +280,7 @@ class Candidates:
                 self.words = LexicalSearch(snapshot, words, mode)
                 """Set in modes lexical and hybrid."""
             if mode != "lexical":
-                self.dense = DenseSearch(batch, prepared, asked)
+                self.dense = DenseSearch(batch, prepared, vectors)
                 """Set in modes dense and hybrid."""
         batch.deadline.check()
         with stats.stage("filter"):
@@ -288,19 +296,19 @@ class Candidates:
             for each in self._allowed:
                 stats.add_words(each.number, each.rows, batch.paths)
 
-    def best(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
-        """Return the best `wanted` rows of queries, by score and then by id; fewer only if there are no more.
+    def best(self, queries: np.ndarray, hits: int) -> list[Ranking]:
+        """Return the best `hits` rows of queries, by score and then by id; fewer only if there are no more.
 
         Args:
             queries: their numbers, int64.
-            wanted: rows for each.
+            hits: rows for each.
 
         """
         if self._options.mode == "dense":
-            return self.dense.best(queries, wanted)
+            return self.dense.best(queries, hits)
         if self._options.mode == "lexical":
-            return self.by_words(queries, wanted)
-        depth = fusion_depth(wanted)
+            return self.by_words(queries, hits)
+        depth = fusion_depth(hits)
         rankings = (
             self.dense.rankings(queries, depth),
             self.by_words(queries, depth),
@@ -321,13 +329,13 @@ class Candidates:
             self._best_words[query] = self.words.best_score(query)
         return self._best_words[query]
 
-    def by_words(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
-        """Return the best `wanted` rows of queries by words; the arguments are those of `best`."""
+    def by_words(self, queries: np.ndarray, depth: int) -> list[Ranking]:
+        """Return the best `depth` rows of queries by words; the arguments are those of `best`."""
         allowed = [
             (each.number, None if each.allowed is None else each.allowed.mask_N) for each in self._allowed
         ]
         rankings = []
         for query in queries.tolist():
             self._batch.deadline.check()
-            rankings.append(self.words.best(query, allowed, wanted))
+            rankings.append(self.words.best(query, allowed, depth))
         return rankings

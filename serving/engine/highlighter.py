@@ -66,7 +66,7 @@ class WordPositions:
 
     spans: list[tuple[int, int]]
     """First character and one past the last, in order and apart; at most MAX_WORDS."""
-    found: list[tuple[int, str]]
+    terms: list[tuple[int, str]]
     """Where each term of the query begins, in order, with repetitions."""
 
 
@@ -79,18 +79,18 @@ class QueryWords:
     language: str | None
     """Language of the query and its hits, where the spec names it or it was told by them."""
 
-    def places(self, text: str) -> WordPositions:
+    def positions(self, text: str) -> WordPositions:
         """Return where a text has these terms."""
         weights = self.weights
-        found: list[tuple[int, str]] = []
+        terms_at: list[tuple[int, str]] = []
         spans: list[tuple[int, int]] = []
         if weights:
             for terms, start, end in self.analyser.spans(text):
                 for term in terms:
                     if term in weights:
-                        found.append((start, term))
+                        terms_at.append((start, term))
                         spans.append((start, end))
-        return WordPositions(list(islice(_merged(sorted(spans)), MAX_WORDS)), sorted(found))
+        return WordPositions(list(islice(_merged(sorted(spans)), MAX_WORDS)), sorted(terms_at))
 
     def gain(self, terms: Iterable[str]) -> float:
         """Return the sum of the weights of distinct terms."""
@@ -132,10 +132,10 @@ def words_of_query(
         sample = "\n".join([*samples, *(text for text, _ in texts)])
         language = language_of(sample[:MOST_CHARS])  # type: ignore[assignment]  # those that Snowball lacks are told below
     analyser = analyser_of(spec or _default_spec(language))
-    known = "english" if language == "porter" else language
-    weights = _weighted(texts, analyser, _function_terms(analyser, known))
+    stems = "english" if language == "porter" else language
+    weights = _weighted(texts, analyser, _function_terms(analyser, stems))
     return QueryWords(
-        analyser, _with_idf(weights, corpus(list(weights))), None if known == UNKNOWN else known
+        analyser, _with_idf(weights, corpus(list(weights))), None if stems == UNKNOWN else stems
     )
 
 
@@ -144,16 +144,16 @@ def _weighted(
 ) -> dict[str, float]:
     """Return the terms of some texts, each with the weight of its text, or of its part of a word."""
     kept: dict[str, float] = {}
-    rest: dict[str, float] = {}
+    ignored_terms: dict[str, float] = {}
     for text, weight in texts:
-        places, own = list(analyser.spans(text)), analyser.query_terms(text)
-        paired = {place for _, start, end in places if end - start == 2 for place in (start, end - 1)}
-        for terms, start, end in places:
+        located, term_weights = list(analyser.spans(text)), analyser.query_terms(text)
+        paired = {position for _, start, end in located if end - start == 2 for position in (start, end - 1)}
+        for terms, start, end in located:
             is_part = end - start == 1 and start in paired and _HAN.match(text[start])
             for term in () if is_part else terms:
-                into = rest if term in ignored else kept
-                into[term] = max(into.get(term, 0.0), weight * min(own[term], 1.0))
-    return kept or rest
+                into = ignored_terms if term in ignored else kept
+                into[term] = max(into.get(term, 0.0), weight * min(term_weights[term], 1.0))
+    return kept or ignored_terms
 
 
 def _with_idf(weights: dict[str, float], corpus: CorpusStatistics | None) -> dict[str, float]:
@@ -168,8 +168,8 @@ def _with_idf(weights: dict[str, float], corpus: CorpusStatistics | None) -> dic
 
 @lru_cache(maxsize=64)
 def _default_spec(language: str) -> LexicalSpec:
-    known = language if language in _STEMMED and language != UNKNOWN else "none"
-    return LexicalSpec.model_validate({"language": known, "analyser": NEWEST, "compounds": False})
+    stems = language if language in _STEMMED and language != UNKNOWN else "none"
+    return LexicalSpec.model_validate({"language": stems, "analyser": NEWEST, "compounds": False})
 
 
 @lru_cache(maxsize=64)
@@ -240,8 +240,8 @@ class Highlighter:
         for number, hit in enumerate(hits):
             if hit.sentences:
                 best, score = chosen.get(id(hit), (None, None))
-                place = hit.best_by_words if best is None else best
-                snippets[hit.query][hit.rank] = _snippet(hit, place, score)
+                sentence = hit.best_by_words if best is None else best
+                snippets[hit.query][hit.rank] = _snippet(hit, sentence, score)
             if number % 64 == 0:
                 self._batch.deadline.check()
         return snippets
@@ -249,20 +249,20 @@ class Highlighter:
     def _hits(self, rankings: Sequence[Ranking]) -> list[_Hit]:
         """Return the hits with their sentences and words, the first ones of all queries first."""
         total = sum(map(len, rankings))
-        most = min(MAX_CHARACTERS, MAX_REQUEST_CHARACTERS // max(total, 1))
-        found = []
+        max_characters = min(MAX_CHARACTERS, MAX_REQUEST_CHARACTERS // max(total, 1))
+        hits = []
         for query, ranking in enumerate(rankings):
-            texts = self._rows.texts(ranking, most)
+            texts = self._rows.texts(ranking, max_characters)
             samples = [text for text in texts if text][:SAMPLED_TEXTS]
             words = words_of_query(
                 self._texts[query], self._batch.snapshot.manifest, samples, self._rows.corpus
             )
-            found += [_Hit(query, rank, text, words) for rank, text in enumerate(texts)]
-        found.sort(key=lambda hit: (hit.rank, hit.query))
-        for hit in found:
+            hits += [_Hit(query, rank, text, words) for rank, text in enumerate(texts)]
+        hits.sort(key=lambda hit: (hit.rank, hit.query))
+        for hit in hits:
             self._batch.deadline.check()
             hit.read()
-        return found
+        return hits
 
     def _by_encoder(self, hits: Sequence[_Hit]) -> dict[int, tuple[int, float]]:
         """Return the best sentence and its cosine by `id` of a hit; hits that it does not have are chosen by words."""
@@ -280,42 +280,42 @@ class Highlighter:
         choice = self._highlight.vectors
         assert choice is not None  # else the sentences are chosen by words
         targets = self._targets(choice)
-        wanted = _within_bound(hits)
-        sentences = [hit.sentences[place].spoken for hit, places in wanted for place in places]
+        bounded = _within_bound(hits)
+        sentences = [hit.sentences[number].spoken for hit, numbers in bounded for number in numbers]
         deadline = batch.deadline
         half = Deadline(deadline.clock() + SHARE_OF_TIME * deadline.remaining_s, deadline.clock)
-        known = snapshot.encoder(choice.name).sentences.find(sentences, half)
+        vector_of = snapshot.encoder(choice.name).sentences.find(sentences, half)
         deadline.check()
         chosen = {}
-        for hit, places in wanted:
-            vectors = [known.get(hit.sentences[place].spoken) for place in places]
+        for hit, numbers in bounded:
+            vectors = [vector_of.get(hit.sentences[number].spoken) for number in numbers]
             if hit.query in targets and all(vector is not None for vector in vectors):
                 cosines_S = unit_length(np.stack(vectors)) @ targets[hit.query]  # type: ignore[arg-type]  # none is None
-                best = int(np.argmax(cosines_S + self._gained(hit, places)))
-                chosen[id(hit)] = places[best], float(cosines_S[best])
+                best = int(np.argmax(cosines_S + self._gained(hit, numbers)))
+                chosen[id(hit)] = numbers[best], float(cosines_S[best])
         return chosen
 
     def _targets(self, choice: VectorChoice) -> dict[int, np.ndarray]:
         """Return the vector of each query for an encoder, of length 1, by number; of those that have such a vector."""
-        batch, place = self._batch, self._chosen.choices.index(choice)
-        found = []
+        batch, column = self._batch, self._chosen.choices.index(choice)
+        targets = []
         for number, (query, path) in enumerate(zip(batch.queries, batch.paths, strict=True)):
-            asked = query.query if isinstance(query, (WithSparse, WithWords)) else query
-            part = asked and query_for(self._rows.lookup, asked, self._chosen, place, path=path)
+            dense = query.query if isinstance(query, (WithSparse, WithWords)) else query
+            part = dense and query_for(self._rows.lookup, dense, self._chosen, column, path=path)
             if part is not None:
-                found.append((number, part, path))
-        if not found:
+                targets.append((number, part, path))
+        if not targets:
             return {}
-        numbers, parts, paths = zip(*found, strict=True)
+        numbers, parts, paths = zip(*targets, strict=True)
         vectors_QD = query_vectors(self._rows.lookup, choice, parts, batch.deadline, paths=paths)
         return dict(zip(numbers, unit_length(vectors_QD), strict=True))
 
-    def _gained(self, hit: _Hit, places: Sequence[int]) -> np.ndarray | float:
+    def _gained(self, hit: _Hit, numbers: Sequence[int]) -> np.ndarray | float:
         """Return what the words of the query add to the cosines of some sentences, (S,)."""
-        most = max(hit.gains.values(), default=0.0)
-        if self._highlight.by_encoder or not most:
+        highest = max(hit.gains.values(), default=0.0)
+        if self._highlight.by_encoder or not highest:
             return 0.0
-        return WORDS_SHARE / most * np.array([hit.gains.get(place, 0.0) for place in places])
+        return WORDS_SHARE / highest * np.array([hit.gains.get(number, 0.0) for number in numbers])
 
 
 @dataclass(eq=False)
@@ -332,11 +332,11 @@ class _Hit:
         self.sentences: list[Sentence] = sentences_of(self.text, self.words.language) if self.text else []
         if not self.sentences:
             return
-        places = self.words.places(self.text)
-        self.spans = places.spans
+        positions = self.words.positions(self.text)
+        self.spans = positions.spans
         starts = [sentence.start for sentence in self.sentences]
         terms: dict[int, set[str]] = {}
-        for start, term in places.found:
+        for start, term in positions.terms:
             number = bisect_right(starts, start) - 1
             if number >= 0 and start < self.sentences[number].end:
                 terms.setdefault(number, set()).add(term)
@@ -357,33 +357,33 @@ class _Hit:
 
 def _within_bound(hits: Sequence[_Hit]) -> list[tuple[_Hit, list[int]]]:
     """Return the hits whose sentences are encoded, the first ones up to the bound, with the numbers of these."""
-    wanted, total = [], 0
+    bounded, total = [], 0
     for hit in hits:
-        places = sorted(hit.likely[:MAX_SENTENCES])
-        total += len(places)
+        numbers = sorted(hit.likely[:MAX_SENTENCES])
+        total += len(numbers)
         if total > MAX_ENCODED:
             break
-        wanted.append((hit, places))
-    return wanted
+        bounded.append((hit, numbers))
+    return bounded
 
 
-def _snippet(hit: _Hit, place: int, score: float | None) -> bytes:
-    sentence = hit.sentences[place]
+def _snippet(hit: _Hit, number: int, score: float | None) -> bytes:
+    sentence = hit.sentences[number]
     words = [TextSpan(start=start, end=end) for start, end in hit.spans]
     return Snippet(start=sentence.start, end=sentence.end, score=score, words=words).SerializeToString()
 
 
-def with_snippets(written: WrittenHits, snippets: Sequence[Sequence[bytes]]) -> WrittenHits:
+def with_snippets(serialized: WrittenHits, snippets: Sequence[Sequence[bytes]]) -> WrittenHits:
     """Return the same hits, each with its snippet.
 
     Args:
-        written: the hits of some queries.
+        serialized: the hits of some queries.
         snippets: for each query one per hit: a serialised Snippet; an empty one is left out.
 
     """
     lists = [
         joined(_hits(data, each)) if any(each) else data
-        for data, each in zip(written.lists(), snippets, strict=True)
+        for data, each in zip(serialized.lists(), snippets, strict=True)
     ]
     # A copy that can be written, since the kernels for other arrays are compiled separately.
     data_B = np.frombuffer(joined(lists), np.uint8).copy()

@@ -40,10 +40,10 @@ LEAST_WEIGHT = 5e-8
 of the query where `alpha` is 0. Half a step of float32 below 1, so it changes nothing else."""
 
 
-def fusion_depth(wanted: int) -> int:
-    """Return how many rows of each ranking to fuse for `wanted` hits: 200, 800, 3,200 and so on."""
+def fusion_depth(hits: int) -> int:
+    """Return how many rows of each ranking to fuse for `hits` hits: 200, 800, 3,200 and so on."""
     depth = FUSED_ROWS
-    while depth < wanted:
+    while depth < hits:
         depth *= DEEPER
     return depth
 
@@ -82,8 +82,8 @@ class DenseRankings:
         numbers_H, rows_H = places_of(keys_H)
         known_HS = ~np.isnan(scores_HS)
         return [
-            by_score_and_id(Ranking(numbers_H[known], rows_H[known], scores[known]), segments)
-            for known, scores in zip(known_HS.T, scores_HS.T, strict=True)
+            by_score_and_id(Ranking(numbers_H[is_present], rows_H[is_present], scores[is_present]), segments)
+            for is_present, scores in zip(known_HS.T, scores_HS.T, strict=True)
         ]
 
 
@@ -125,14 +125,14 @@ def _of_one(fused: Ranking, alpha: float) -> Ranking:
 
 def _followed(first: Ranking, deeper: Ranking, segments: Sequence[Rows]) -> Ranking:
     """Return a ranking, and after it the other rows of a deeper one, whose scores are moved below the last one."""
-    rest = deeper.at(~np.isin(keys_of(deeper), keys_of(first)))
-    if not len(rest) or not len(first):
-        return first if len(first) else rest
+    following = deeper.at(~np.isin(keys_of(deeper), keys_of(first)))
+    if not len(following) or not len(first):
+        return first if len(first) else following
     below = float(np.nextafter(first.scores[-1], np.float32(-np.inf)))
-    moved_H = rest.scores - max(0.0, float(rest.scores[0]) - below)
-    rest = replace(rest, scores=np.minimum(moved_H, below).astype(np.float32))
-    both = [(getattr(first, part), getattr(rest, part)) for part in Ranking.PARTS]
-    parts = [None if one is None or other is None else np.concatenate([one, other]) for one, other in both]
+    moved_H = following.scores - max(0.0, float(following.scores[0]) - below)
+    following = replace(following, scores=np.minimum(moved_H, below).astype(np.float32))
+    both = [(getattr(first, part), getattr(following, part)) for part in Ranking.PARTS]
+    parts = [None if a is None or b is None else np.concatenate([a, b]) for a, b in both]
     return by_score_and_id(Ranking(*parts), segments)  # type: ignore[arg-type]  # only those that may be are None
 
 
@@ -146,17 +146,17 @@ def _fused(
 ) -> Ranking:
     by_vector = dense.within(depth, segments)
     words = EMPTY if lexical is None else lexical.within(0, depth)
-    keys_H, places = np.unique(
+    keys_H, positions = np.unique(
         np.concatenate([keys_of(each) for each in (*by_vector, words)]), return_inverse=True
     )
     ends = np.cumsum([len(each) for each in by_vector])
-    *at, lexical_at = np.split(places, ends)
+    *at, lexical_at = np.split(positions, ends)
     dense_gain, lexical_gain = _GAINS[fusion.method]
     scores_H = np.zeros(len(keys_H))
-    for ranking, own, weight, least in zip(by_vector, at, dense.weights, dense.ranges, strict=True):
+    for ranking, positions_of, weight, least in zip(by_vector, at, dense.weights, dense.ranges, strict=True):
         gains = dense_gain(ranking.scores, Scale(least))
         gains_H = np.full(len(keys_H), min(0.0, gains[-1]) if len(gains) else 0.0)
-        gains_H[own] = gains
+        gains_H[positions_of] = gains
         scores_H += weight * gains_H
     by_vector_HS = _by_vector(dense, by_vector, at, len(keys_H))
     dense_H = None
@@ -187,8 +187,8 @@ def _by_vector(
     if not dense.columns:
         return None
     scores_HS = np.full((size, dense.width), np.nan, np.float32)
-    for column, ranking, own in zip(dense.columns, rankings, at, strict=True):
-        scores_HS[own, column] = ranking.scores
+    for column, ranking, positions in zip(dense.columns, rankings, at, strict=True):
+        scores_HS[positions, column] = ranking.scores
     return scores_HS
 
 
@@ -212,10 +212,10 @@ def places_of(keys_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return keys_U >> _ROW_BITS, keys_U & ((1 << _ROW_BITS) - 1)
 
 
-def _spread(scores: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
+def _spread(scores: np.ndarray, positions: np.ndarray, size: int) -> np.ndarray:
     """Return the scores at the given places, and NaN elsewhere: float32 (H,)."""
     spread_H = np.full(size, np.nan, np.float32)
-    spread_H[places] = scores
+    spread_H[positions] = scores
     return spread_H
 
 

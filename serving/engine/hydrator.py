@@ -77,16 +77,16 @@ class WrittenHits:
     bounds_L: np.ndarray | None
     """Where those of each query start, and where the last ones end, int64; None: there is one query."""
 
-    def whole(self, *rest: bytes) -> bytes:
-        """Return the hits of all queries, and `rest` behind them."""
-        return joined((self.data_B.data, *rest))
+    def whole(self, *trailer: bytes) -> bytes:
+        """Return the hits of all queries, and `trailer` behind them."""
+        return joined((self.data_B.data, *trailer))
 
-    def lists(self, *rest: bytes) -> list[bytes]:
-        """Return the hits of each query, and `rest` behind each."""
+    def lists(self, *trailer: bytes) -> list[bytes]:
+        """Return the hits of each query, and `trailer` behind each."""
         if self.bounds_L is None:
-            return [self.whole(*rest)]
+            return [self.whole(*trailer)]
         data = self.data_B.data
-        return [joined((data[start:end], *rest)) for start, end in pairwise(self.bounds_L.tolist())]
+        return [joined((data[start:end], *trailer)) for start, end in pairwise(self.bounds_L.tolist())]
 
     def framed(self, field: int) -> memoryview:
         """Return the hits of each query as a message, and these as a field that repeats."""
@@ -155,25 +155,25 @@ class Hydrator:
             return WrittenHits(data_B, None)
         return WrittenHits(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
 
-    def datapoints(self, places: Sequence[tuple[int, int]]) -> list[Datapoint]:
+    def datapoints(self, locations: Sequence[tuple[int, int]]) -> list[Datapoint]:
         """Return the datapoints at (segment number, row), in their order."""
-        if not places:
+        if not locations:
             return []
-        numbers, rows = np.ascontiguousarray(np.array(places, np.int64).T)
-        written = self.hits([Ranking(numbers, rows, np.zeros(len(rows), np.float32))])
-        return [hit.datapoint for hit in HitList.FromString(written.whole()).hits]
+        numbers, rows = np.ascontiguousarray(np.array(locations, np.int64).T)
+        serialized = self.hits([Ranking(numbers, rows, np.zeros(len(rows), np.float32))])
+        return [hit.datapoint for hit in HitList.FromString(serialized.whole()).hits]
 
-    def datapoint_fields(self, places: Ranking) -> tuple[np.ndarray, np.ndarray]:
+    def datapoint_fields(self, ranking: Ranking) -> tuple[np.ndarray, np.ndarray]:
         """Return datapoints as fields of a ScanResponse, uint8; also where each starts, and the end, int64 (H + 1,).
 
         Raises:
             InvalidRequestError: they have more than MAX_ANSWER_BYTES.
 
         """
-        data_B, starts_H = self._put(places, np.zeros((0, len(places)), np.float32), _NOTHING)
+        data_B, starts_H = self._put(ranking, np.zeros((0, len(ranking)), np.float32), _NOTHING)
         if self._names or self._sparse:
             data_B, starts_H = self._with_named(
-                data_B, starts_H, places.segments, places.rows, None, as_hits=False
+                data_B, starts_H, ranking.segments, ranking.rows, None, as_hits=False
             )
         return data_B, np.append(starts_H - starts_H[0], len(data_B))
 
@@ -359,11 +359,11 @@ def _bounds(data_B: np.ndarray, starts_H: np.ndarray, ends_Q: np.ndarray) -> np.
 
 def _scores(whole: Ranking) -> np.ndarray:
     """Return `score` and, if there are any, the other scores of each hit: float32 (S, H)."""
-    others = (whole.dense, whole.lexical, whole.rerank)
+    optional = (whole.dense, whole.lexical, whole.rerank)
     if whole.dense is None and whole.lexical is None and whole.rerank is None:
         return np.ascontiguousarray(whole.scores[None])
     none_H = np.full(len(whole), np.nan, np.float32)
-    return np.stack([whole.scores, *(none_H if other is None else other for other in others)])
+    return np.stack([whole.scores, *(none_H if scores is None else scores for scores in optional)])
 
 
 def _columns(fields: Fields) -> list[str]:
@@ -388,6 +388,6 @@ def _attribute(records: Records, name: str, kind: AttributeType, heads: bytearra
 
 
 def _described(records: Records, name: str, kind: int, head: bytes, heads: bytearray) -> list[int]:
-    place = len(heads)
+    at = len(heads)
     heads += head
-    return [kind, place, len(head), *records.address(name)]
+    return [kind, at, len(head), *records.address(name)]

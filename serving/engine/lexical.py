@@ -115,27 +115,27 @@ class LexicalSearch:
             self._postings = postings_of(snapshot, mode)
         check_not_cold(snapshot.manifest.index, snapshot.segments, mode)  # which lack sparse vectors, too
 
-    def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], most: int) -> Ranking:
-        """Return the best rows for a query, at most `most`, by score and then by id, of those with any of its words.
+    def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], limit: int) -> Ranking:
+        """Return the best rows for a query, at most `limit`, by score and then by id, of those with any of its words.
 
         Args:
             query: its number.
             allowed: the segments to search by number, each with the mask of the rows that may be returned.
-            most: rows wanted.
+            limit: rows wanted.
 
         """
         words = self._words[query]
         if isinstance(words, WithSparse):
-            return self._best_sparse(words, allowed, most)
+            return self._best_sparse(words, allowed, limit)
         if not isinstance(words, WeightedTerms):
             words = self._words[query] = self._weighted(words)
         if not words.weights:
             return EMPTY
-        found = [
+        parts = [
             (number, *score_rows(self._postings[number], words.weights, words.average_length, mask))
             for number, mask in allowed
         ]
-        return best(found, most, self._snapshot.segments)
+        return best(parts, limit, self._snapshot.segments)
 
     def best_score(self, query: int) -> float:
         """Return the score of the best row for a query without a filter; minus infinity if there is none."""
@@ -151,15 +151,15 @@ class LexicalSearch:
         return WeightedTerms.of(terms, corpus)
 
     def _best_sparse(
-        self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], most: int
+        self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], limit: int
     ) -> Ranking:
         segments = self._snapshot.segments
-        found = [
+        parts = [
             (number, *score_sparse(sparse, segments[number].rows, query.indices_T, query.values_T, mask))
             for number, mask in allowed
             if (sparse := segments[number].sparse) is not None
         ]
-        return best(found, most, segments)
+        return best(parts, limit, segments)
 
 
 def check_sparse(manifest: Manifest) -> None:
@@ -240,8 +240,8 @@ def _weighted_terms(
             f"{path}.group.weights", f"must be above 0 for {mode} search, got {least:g}"
         )
     total = sum(weight for _, weight, _ in members)
-    for member, weight, place in members:
-        for term, count in analyser.query_terms(_text(lookup, member, mode, place)).items():
+    for member, weight, member_path in members:
+        for term, count in analyser.query_terms(_text(lookup, member, mode, member_path)).items():
             weighted[term] = weighted.get(term, 0.0) + count * weight / total
     return weighted
 

@@ -83,26 +83,26 @@ class AskedVectors:
     numbers_QS: np.ndarray | None = None
     """Rows in `vectors` for each query and vector, or NOT_ASKED, int64; None: there is one, which all have."""
 
-    def of(self, place: int, queries: np.ndarray) -> np.ndarray:
+    def of(self, column: int, queries: np.ndarray) -> np.ndarray:
         """Return the vectors of queries, by their numbers, for one of the vectors of the search, float32 (Q, D)."""
-        vectors_QD = self.vectors[place]
+        vectors_QD = self.vectors[column]
         if self.numbers_QS is not None:
-            asked_QD: np.ndarray = vectors_QD[self.numbers_QS[queries, place]]
+            asked_QD: np.ndarray = vectors_QD[self.numbers_QS[queries, column]]
             return asked_QD
         return vectors_QD if len(queries) == len(vectors_QD) else vectors_QD[queries]
 
-    def places(self, query: int) -> list[int]:
+    def columns(self, query: int) -> list[int]:
         """Return the places of the vectors that a query has, by its number."""
         if self.numbers_QS is None:
             return [0]
-        places: list[int] = np.flatnonzero(self.numbers_QS[query] != NOT_ASKED).tolist()
-        return places
+        columns: list[int] = np.flatnonzero(self.numbers_QS[query] != NOT_ASKED).tolist()
+        return columns
 
-    def asking(self, place: int, queries: np.ndarray) -> np.ndarray:
+    def asking(self, column: int, queries: np.ndarray) -> np.ndarray:
         """Return those of some queries that have one of the vectors."""
         if self.numbers_QS is None:
             return queries
-        asking: np.ndarray = queries[self.numbers_QS[queries, place] != NOT_ASKED]
+        asking: np.ndarray = queries[self.numbers_QS[queries, column] != NOT_ASKED]
         return asking
 
 
@@ -134,33 +134,33 @@ def asked_vectors(
     """
     if isinstance(queries, Vectors):
         return AskedVectors([queries.vectors_QD])
-    asked = [dense_part(query, mode, path) for query, path in zip(queries, paths, strict=True)]
+    parts = [dense_part(query, mode, path) for query, path in zip(queries, paths, strict=True)]
     if len(chosen) > 1:
-        return _of_several(lookup, chosen, asked, deadline, paths)
+        return _of_several(lookup, chosen, parts, deadline, paths)
     [choice] = chosen
-    return AskedVectors([query_vectors(lookup, choice, asked, deadline, paths=paths)])
+    return AskedVectors([query_vectors(lookup, choice, parts, deadline, paths=paths)])
 
 
 def _of_several(
     lookup: Lookup,
     chosen: ChosenVectors,
-    asked: Sequence[Single | Blend],
+    singles: Sequence[Single | Blend],
     deadline: Deadline,
     paths: Sequence[str],
 ) -> AskedVectors:
     vectors = []
-    numbers_QS = np.full((len(asked), len(chosen)), NOT_ASKED, np.int64)
-    for place, choice in enumerate(chosen):
+    numbers_QS = np.full((len(singles), len(chosen)), NOT_ASKED, np.int64)
+    for column, choice in enumerate(chosen):
         parts = [
-            query_for(lookup, query, chosen, place, path=path)
-            for query, path in zip(asked, paths, strict=True)
+            query_for(lookup, query, chosen, column, path=path)
+            for query, path in zip(singles, paths, strict=True)
         ]
         kept = [(number, part) for number, part in enumerate(parts) if part is not None]
         numbers = [number for number, _ in kept]
-        numbers_QS[numbers, place] = np.arange(len(kept))
-        own = [part for _, part in kept]
+        numbers_QS[numbers, column] = np.arange(len(kept))
+        kept_parts = [part for _, part in kept]
         vectors.append(
-            query_vectors(lookup, choice, own, deadline, paths=[paths[number] for number in numbers])
+            query_vectors(lookup, choice, kept_parts, deadline, paths=[paths[number] for number in numbers])
         )
     for path, numbers_S in zip(paths, numbers_QS, strict=True):
         if (numbers_S == NOT_ASKED).all():
@@ -191,8 +191,8 @@ def named_rows(lookup: Lookup, queries: Sequence[Query], paths: Sequence[str]) -
         return [[]] * len(queries)
     return [
         [
-            lookup.require(member.id, path=place)
-            for member, _, place in members_of(query, path)
+            lookup.require(member.id, path=member_path)
+            for member, _, member_path in members_of(query, path)
             if isinstance(member, ById)
         ]
         for query, path in zip(queries, paths, strict=True)
@@ -200,7 +200,7 @@ def named_rows(lookup: Lookup, queries: Sequence[Query], paths: Sequence[str]) -
 
 
 def query_for(
-    lookup: Lookup, query: Single | Blend, chosen: ChosenVectors, place: int, *, path: str
+    lookup: Lookup, query: Single | Blend, chosen: ChosenVectors, column: int, *, path: str
 ) -> Single | Blend | None:
     """Return a query as one of several vectors is searched by it; None if it has no such vector.
 
@@ -208,7 +208,7 @@ def query_for(
         lookup: finds the datapoints and encoders of what is searched.
         query: by text, vectors or id, or a blend of these.
         chosen: the vectors of the search.
-        place: of one among them.
+        column: of one among them.
         path: of the query.
 
     Raises:
@@ -216,20 +216,20 @@ def query_for(
         UnknownDatapointError: the query names a datapoint that is not there.
 
     """
-    choice = chosen.choices[place]
+    choice = chosen.choices[column]
     if isinstance(query, Blend):
         members = []
-        for member, _, own in members_of(query, path):
-            part = query_for(lookup, member, chosen, place, path=own)
+        for member, _, member_path in members_of(query, path):
+            part = query_for(lookup, member, chosen, column, path=member_path)
             if part is None or isinstance(part, Blend):
                 return None
             members.append(part)
         return Blend(tuple(members), query.weights)
     if isinstance(query, ByVectors):
-        vector_D = query.vectors[place]
+        vector_D = query.vectors[column]
         return None if vector_D is None else ByVector(vector_D)
     if isinstance(query, ByText) and not choice.has_encoder:
-        if chosen.given:
+        if chosen.named:
             lookup.encoder(choice.name)  # raises
         return None
     if isinstance(query, ById):

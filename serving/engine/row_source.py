@@ -37,12 +37,12 @@ class RankedCandidates(Protocol):
     def total(self) -> int:
         """Rows that the filter allows; in mode `dense` those with a vector. Known after the first call of `best`."""
 
-    def best(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
-        """Return the best `wanted` rows of queries, by score and then by id; fewer only if there are no more.
+    def best(self, queries: np.ndarray, depth: int) -> list[Ranking]:
+        """Return the best `depth` rows of queries, by score and then by id; fewer only if there are no more.
 
         Args:
             queries: their numbers, int64.
-            wanted: rows for each.
+            depth: rows for each.
 
         """
 
@@ -68,8 +68,8 @@ class RowSource(ABC):
         """Return the title and text of each hit, of transcripts only the spoken text; None where there is neither."""
 
     @abstractmethod
-    def texts(self, ranking: Ranking, most: int) -> list[str]:
-        """Return the first `most` characters of the text of each hit as it is returned; empty where there is none."""
+    def texts(self, ranking: Ranking, max_characters: int) -> list[str]:
+        """Return at most `max_characters` of the text of each hit as it is returned; empty where there is none."""
 
     @abstractmethod
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:
@@ -103,13 +103,15 @@ class LocalRows(RowSource):
                 texts[position] = text or None
         return texts
 
-    def texts(self, ranking: Ranking, most: int) -> list[str]:
+    def texts(self, ranking: Ranking, max_characters: int) -> list[str]:
         """As `RowSource.texts`."""
         texts = [""] * len(ranking)
         for segment, positions, rows in self._parts(ranking):
             # Cut before they become strings of Python, which the interpreter waits for.
-            found = pc.utf8_slice_codeunits(segment.take(rows, ["text"]).column(0), 0, most).to_pylist()
-            for position, text in zip(positions, found, strict=True):
+            prefixes = pc.utf8_slice_codeunits(
+                segment.take(rows, ["text"]).column(0), 0, max_characters
+            ).to_pylist()
+            for position, text in zip(positions, prefixes, strict=True):
                 texts[position] = text or ""
         return texts
 

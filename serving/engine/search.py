@@ -132,7 +132,7 @@ def _targets(snapshot: Snapshot, options: Options) -> dict[str, Any]:
             "effective_target_recall": effective,
             "recall_steps": options.recall_step,
         }
-    if options.mode == "lexical" or options.exact or options.knobs.given:
+    if options.mode == "lexical" or options.exact or options.knobs.is_set:
         return {}
     return {"target_recall": effective, "effective_target_recall": effective}
 
@@ -201,22 +201,22 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
         return [answer]
     snapshot, prepared, stats = first.snapshot, first.prepared, first.stats
     vectors = [each.query.vector_D for each in queries if isinstance(each.query, ByVector)]
-    asked: Sequence[Query]
+    asked_queries: Sequence[Query]
     if len(vectors) == len(queries):
-        asked = Vectors(vectors[0][None] if len(vectors) == 1 else np.array(vectors))
+        asked_queries = Vectors(vectors[0][None] if len(vectors) == 1 else np.array(vectors))
     else:
-        asked = [each.query for each in queries]
-    batch = QueryBatch(snapshot, asked, ["query"] * len(queries), deadline, stats)
-    written = search(prepared, batch, rows=first.rows)
+        asked_queries = [each.query for each in queries]
+    batch = QueryBatch(snapshot, asked_queries, ["query"] * len(queries), deadline, stats)
+    serialized = search(prepared, batch, rows=first.rows)
     trailer = prepared.trailer
     if stats.explained:
-        how = explanation(stats, "query", snapshot, prepared.options, by_leaves=first.rows is not None)
-        explained = SearchResponse(explanation=how)
+        details = explanation(stats, "query", snapshot, prepared.options, by_leaves=first.rows is not None)
+        explained = SearchResponse(explanation=details)
         trailer = explained.SerializeToString() + trailer
-    for other in queries[1:]:
-        other.stats.plan = stats.plan
+    for query in queries[1:]:
+        query.stats.plan = stats.plan
     # Serialised messages are merged by concatenation.
-    answers = written.lists(trailer)
+    answers = serialized.lists(trailer)
     prepared.took((time.perf_counter() - started_s) / len(queries))
     return answers
 
@@ -226,13 +226,13 @@ def _answer_at_once(query: PreparedQuery, deadline: Deadline) -> bytes | None:
 
     It is what `search` finds, with fewer function calls.
     """
-    prepared, asked = query.prepared, query.query
-    if not prepared.plan.answers_at_once or not isinstance(asked, ByVector):
+    prepared, vector = query.prepared, query.query
+    if not prepared.plan.answers_at_once or not isinstance(vector, ByVector):
         return None
     if query.rows is not None or query.stats.detailed:
         return None
-    written = _search_one_segment(prepared, query.snapshot, deadline, query.stats, asked.vector_D[None])
-    return None if written is None else written.whole(prepared.trailer)
+    serialized = _search_one_segment(prepared, query.snapshot, deadline, query.stats, vector.vector_D[None])
+    return None if serialized is None else serialized.whole(prepared.trailer)
 
 
 def search(
@@ -257,29 +257,29 @@ def search(
     if prepared.options.explain:
         batch.stats.explain()
     highlight = prepared.options.highlight
-    given, rows = rows, rows or LocalRows(batch.snapshot)
+    rows_override, rows = rows, rows or LocalRows(batch.snapshot)
     highlighter = None if highlight is None else Highlighter(batch, rows, highlight, prepared.options.vectors)
     if filters is not None:
         rankings = _rank_apart(prepared, batch, rows, filters)
     elif isinstance(batch.queries, Vectors):
         # A search leaves the processor's cache without the interpreter: each function on the way costs several times
         # what it does in a loop of its own.
-        if given is None and prepared.plan.reads_one_segment and not batch.stats.detailed:
+        if rows_override is None and prepared.plan.reads_one_segment and not batch.stats.detailed:
             asked_QD = batch.queries.vectors_QD
-            written = _search_one_segment(prepared, batch.snapshot, batch.deadline, batch.stats, asked_QD)
-            if written is not None:
-                return written
+            serialized = _search_one_segment(prepared, batch.snapshot, batch.deadline, batch.stats, asked_QD)
+            if serialized is not None:
+                return serialized
         rankings = _rank(prepared, batch, rows)
     elif prepared.options.by_mode:
         rankings = _rank_apart(prepared, batch, rows, [prepared.where] * len(batch.queries))
     else:
         rankings = _rank(prepared, batch, rows)
     with batch.stats.stage("hydrate"):
-        written = rows.hits(prepared, rankings)
+        serialized = rows.hits(prepared, rankings)
     if highlighter is None:
-        return written
+        return serialized
     with batch.stats.stage("highlight"):
-        return with_snippets(written, highlighter.snippets(rankings))
+        return with_snippets(serialized, highlighter.snippets(rankings))
 
 
 def _search_one_segment(
@@ -321,8 +321,8 @@ def _rank_apart(
     for (node, _), (options, group) in groups.items():
         part = _prepared_as(prepared, batch.snapshot, options, node)
         queries, paths = zip(*((batch.queries[n], batch.paths[n]) for n in group), strict=True)
-        found = _rank(part, replace(batch, queries=queries, paths=paths), rows)
-        rankings.update(zip(group, found, strict=True))
+        ranked = _rank(part, replace(batch, queries=queries, paths=paths), rows)
+        rankings.update(zip(group, ranked, strict=True))
     return [rankings[number] for number in range(len(filters))]
 
 
@@ -342,17 +342,17 @@ def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[
     candidates = rows.candidates(prepared, batch)
     named = named_rows(rows.lookup, batch.queries, batch.paths)
     finish = _Finish(rows, options, named)
-    wanted = options.offset + options.k + max(map(len, named), default=0)
+    depth = options.offset + options.k + max(map(len, named), default=0)
     results: list[Ranking | None] = [None] * len(named)
     while None in results:
         incomplete = np.array([number for number, result in enumerate(results) if result is None], np.int64)
         with batch.stats.stage("search"):
-            rankings = candidates.best(incomplete, wanted)
+            rankings = candidates.best(incomplete, depth)
         with batch.stats.stage("crowd"):
             for number, ranking in zip(incomplete.tolist(), rankings, strict=True):
-                complete = wanted >= candidates.total or len(ranking) < wanted
+                complete = depth >= candidates.total or len(ranking) < depth
                 results[number] = finish(number, ranking, complete=complete)
-        wanted *= WIDENING
+        depth *= WIDENING
     return [ranking for ranking in results if ranking is not None]
 
 
@@ -402,7 +402,7 @@ class _Finish:
             kept = kept.at((kept.segments != number) | (kept.rows != row))
         if options.max_per_group is not None:
             groups = self._rows.groups(kept, options.group_by)
-            kept = crowd(kept, groups, options.max_per_group, most=options.offset + options.k)
+            kept = crowd(kept, groups, options.max_per_group, limit=options.offset + options.k)
         if len(kept) < options.offset + options.k and not complete:
             return None
         return kept.within(options.offset, options.k)

@@ -138,10 +138,10 @@ class SegmentSearch:
             return *self.segment.search_given(vectors_QD, hits, mask_N), "exact"
         if not stats.explained and (chosen := self.chosen(hits)) is not None:
             return *chosen.find(vectors_QD), chosen.plan
-        found = self.find(vectors_QD, hits, timed=stats.explained)
+        hits_of_segment = self.find(vectors_QD, hits, timed=stats.explained)
         if stats.explained:
-            stats.add_segment((self.name, self.number), self.rows, found, paths)
-        return found.rows_QK, found.scores_QK, found.plans[0]
+            stats.add_segment((self.name, self.number), self.rows, hits_of_segment, paths)
+        return hits_of_segment.rows_QK, hits_of_segment.scores_QK, hits_of_segment.plans[0]
 
     def find(self, vectors_QD: np.ndarray, hits: int, *, timed: bool = False) -> SegmentHits:
         """Return the best rows of `segment` with the plan, the leaves and candidates searched, and the recall.
@@ -213,13 +213,13 @@ def searched_segments(
 class _SegmentFilters:
     """The rows of each segment that a filter allows, each looked up once."""
 
-    __slots__ = ("_deadline", "_found", "_snapshot", "_where", "as_written", "target_recall")
+    __slots__ = ("_allowed", "_deadline", "_snapshot", "_where", "as_written", "target_recall")
 
     def __init__(
         self, snapshot: Snapshot, options: Options, where: Node | None, deadline: Deadline | None
     ) -> None:
         self._snapshot, self._where, self._deadline = snapshot, where, deadline
-        self._found: dict[int, AllowedRows] = {}
+        self._allowed: dict[int, AllowedRows] = {}
         self.target_recall = options.target_recall or snapshot.manifest.spec.target_recall
         self.as_written = options.inner_product
 
@@ -229,23 +229,23 @@ class _SegmentFilters:
         alive = snapshot.alive[number]
         if where is None:
             return alive
-        allowed = self._found.get(number)
+        allowed = self._allowed.get(number)
         if allowed is None:
             segment = snapshot.segments[number]
             allowed = snapshot.masks.allowed(segment, where, alive, deadline=self._deadline)
-            self._found[number] = allowed
+            self._allowed[number] = allowed
         return allowed
 
     def segments(self) -> list[AllowedSegment]:
         """Return the segments with allowed rows."""
-        found = []
+        allowed_segments = []
         for number, segment in enumerate(self._snapshot.segments):
             allowed = self.rows(number)
             rows = segment.rows if allowed is None else allowed.count
             allowed = None if rows == segment.rows else allowed
             if rows:
-                found.append(AllowedSegment(number, allowed, rows))
-        return found
+                allowed_segments.append(AllowedSegment(number, allowed, rows))
+        return allowed_segments
 
 
 def _of_space(
@@ -253,7 +253,7 @@ def _of_space(
 ) -> list[SegmentSearch]:
     """Return the searches of the segments that have allowed rows with vectors of one name."""
     searches = []
-    for part, place in zip(space.parts, space.places, strict=True):
+    for part, number in zip(space.parts, space.numbers, strict=True):
         segment, allowed = part.segment, filtered.rows(part.number)
         if part.vectors is not None:
             allowed = part.vectors.allowed(allowed)
@@ -266,7 +266,7 @@ def _of_space(
                     segment,
                     allowed,
                     rows,
-                    settings[place],
+                    settings[number],
                     filtered.target_recall,
                     space.name,
                     part.vectors,
@@ -281,7 +281,7 @@ def settings_of(space: VectorSpace, options: Options) -> Sequence[SearchSettings
     index = space.index
     if options.exact:
         return [None] * len(index.segments)
-    if not options.knobs.given:
+    if not options.knobs.is_set:
         return index.settings_for(options.target_recall)
     # Knobs are for ScaNN, also where none of the tuned settings meets the target.
     target = options.target_recall or index.spec.target_recall
@@ -319,16 +319,16 @@ class QueryPaths(Sequence[str]):
         return len(self._numbers)
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, key: int) -> str: ...
 
     @overload
-    def __getitem__(self, place: slice) -> QueryPaths: ...
+    def __getitem__(self, key: slice) -> QueryPaths: ...
 
-    def __getitem__(self, place: int | slice) -> str | QueryPaths:
+    def __getitem__(self, key: int | slice) -> str | QueryPaths:
         """Return the name of a query, or the names of some."""
-        if isinstance(place, slice):
-            return QueryPaths(self._numbers[place])
-        return f"queries[{self._numbers[place]}]"
+        if isinstance(key, slice):
+            return QueryPaths(self._numbers[key])
+        return f"queries[{self._numbers[key]}]"
 
 
 class SearchPlan:
@@ -345,8 +345,8 @@ class SearchPlan:
         self.hydrator = Hydrator(snapshot.segments, spec, options.fields, group_by=group_by, scored=names)
         """Writes the hits."""
         mode = WIRE_MODES[options.mode]
-        rest = SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence, mode=mode)
-        self.trailer = rest.SerializeToString()
+        message = SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence, mode=mode)
+        self.trailer = message.SerializeToString()
         """The fields of a SearchResponse besides its hits, serialised."""
         self._spaces = [snapshot.space(choice.name) for choice in options.vectors]
         self._settings = [settings_of(space, options) for space in self._spaces]

@@ -73,25 +73,27 @@ class Ranking:
 EMPTY = Ranking(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-def best(found: Sequence[tuple[int, np.ndarray, np.ndarray]], most: int, segments: Sequence[Rows]) -> Ranking:
-    """Return the best rows of one query over all segments, at most `most`, by score and then by id.
+def best(
+    parts: Sequence[tuple[int, np.ndarray, np.ndarray]], limit: int, segments: Sequence[Rows]
+) -> Ranking:
+    """Return the best rows of one query over all segments, at most `limit`, by score and then by id.
 
     Args:
-        found: per segment its number, rows and scores, in any order.
-        most: rows to keep.
+        parts: per segment its number, rows and scores, in any order.
+        limit: rows to keep.
         segments: all segments of the snapshot, for the ids.
 
     """
     numbers = np.concatenate(
-        [np.full(len(rows), number, np.int64) for number, rows, _ in found] or [EMPTY.rows]
+        [np.full(len(rows), number, np.int64) for number, rows, _ in parts] or [EMPTY.rows]
     )
-    rows = np.concatenate([rows for _, rows, _ in found] or [EMPTY.rows])
-    scores = np.concatenate([scores for _, _, scores in found] or [EMPTY.scores])
-    if len(scores) > most:
+    rows = np.concatenate([rows for _, rows, _ in parts] or [EMPTY.rows])
+    scores = np.concatenate([scores for _, _, scores in parts] or [EMPTY.scores])
+    if len(scores) > limit:
         # With all scores that equal the last one: ids decide which of these rows stay.
-        kept = scores >= np.partition(scores, len(scores) - most)[len(scores) - most]
+        kept = scores >= np.partition(scores, len(scores) - limit)[len(scores) - limit]
         numbers, rows, scores = numbers[kept], rows[kept], scores[kept]
-    return by_score_and_id(Ranking(numbers, rows, scores), segments).at(slice(0, most))
+    return by_score_and_id(Ranking(numbers, rows, scores), segments).at(slice(0, limit))
 
 
 def by_score_and_id(ranking: Ranking, segments: Sequence[Rows]) -> Ranking:
@@ -99,46 +101,46 @@ def by_score_and_id(ranking: Ranking, segments: Sequence[Rows]) -> Ranking:
     ranks = np.empty(len(ranking), np.int64)
     numbers = np.unique(ranking.segments).tolist()
     for number in numbers:
-        places = np.flatnonzero(ranking.segments == number)
-        ranks[places] = segments[number].ranks_of(ranking.rows[places])
+        positions = np.flatnonzero(ranking.segments == number)
+        ranks[positions] = segments[number].ranks_of(ranking.rows[positions])
     ranking = ranking.at(np.lexsort((ranks, -ranking.scores)))
     # Ranks of several segments do not compare.
     return ranking if len(numbers) < 2 else _by_id_where_equal(ranking, segments)
 
 
 def merge(
-    found: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    parts: Sequence[tuple[int, np.ndarray, np.ndarray]],
     queries: int,
-    most: int,
+    limit: int,
     segments: Sequence[Rows],
 ) -> list[Ranking]:
-    """Return the best rows of each query over all segments, at most `most`, by score and then by id.
+    """Return the best rows of each query over all segments, at most `limit`, by score and then by id.
 
     Args:
-        found: per segment its number, rows_QM (negative where there is none) and scores_QM, in this order too.
+        parts: per segment its number, rows_QM (negative where there is none) and scores_QM, in this order too.
         queries: how many.
-        most: rows to keep per query.
+        limit: rows to keep per query.
         segments: all segments of the snapshot, for the ids.
 
     """
-    if not found:
+    if not parts:
         return [EMPTY] * queries
-    if len(found) == 1:
-        return _alone(*found[0], most)
-    numbers_S = np.concatenate([np.full(rows.shape[1], number) for number, rows, _ in found])
-    rows_QS = np.concatenate([rows for _, rows, _ in found], axis=1)
-    scores_QS = np.concatenate([scores for _, _, scores in found], axis=1)
+    if len(parts) == 1:
+        return _alone(*parts[0], limit)
+    numbers_S = np.concatenate([np.full(rows.shape[1], number) for number, rows, _ in parts])
+    rows_QS = np.concatenate([rows for _, rows, _ in parts], axis=1)
+    scores_QS = np.concatenate([scores for _, _, scores in parts], axis=1)
     order_QS = np.argsort(-scores_QS, axis=1, kind="stable")
     return [
-        _ranking(numbers_S, rows_QS[q], scores_QS[q], order_QS[q], most, segments) for q in range(queries)
+        _ranking(numbers_S, rows_QS[q], scores_QS[q], order_QS[q], limit, segments) for q in range(queries)
     ]
 
 
-def _alone(number: int, rows_QM: np.ndarray, scores_QM: np.ndarray, most: int) -> list[Ranking]:
+def _alone(number: int, rows_QM: np.ndarray, scores_QM: np.ndarray, limit: int) -> list[Ranking]:
     """Return the rankings of the only segment, which need no merging."""
-    rows_QM, scores_QM = rows_QM[:, :most], scores_QM[:, :most]
+    rows_QM, scores_QM = rows_QM[:, :limit], scores_QM[:, :limit]
     numbers_M = np.full(rows_QM.shape[1], number, np.int64)  # shared, and not changed
-    whole = [Ranking(numbers_M, *one) for one in zip(rows_QM, scores_QM, strict=True)]
+    whole = [Ranking(numbers_M, *row_scores) for row_scores in zip(rows_QM, scores_QM, strict=True)]
     if rows_QM.shape[1] == 0 or rows_QM[:, -1].min(initial=0) >= 0:
         return whole
     return [ranking.at(slice(0, np.count_nonzero(ranking.rows >= 0))) for ranking in whole]
@@ -149,16 +151,16 @@ def _ranking(
     rows_S: np.ndarray,
     scores_S: np.ndarray,
     order_S: np.ndarray,
-    most: int,
+    limit: int,
     segments: Sequence[Rows],
 ) -> Ranking:
     order = order_S[rows_S[order_S] >= 0]
     scores = scores_S[order]
-    if len(order) > most:
+    if len(order) > limit:
         # With all scores that equal the last one: ids decide which of these rows stay.
-        order = order[: np.searchsorted(-scores, -scores[most - 1], side="right")] if most else order[:0]
+        order = order[: np.searchsorted(-scores, -scores[limit - 1], side="right")] if limit else order[:0]
     ranking = Ranking(numbers_S[order], rows_S[order], scores_S[order])
-    return _by_id_where_equal(ranking, segments).within(0, most)
+    return _by_id_where_equal(ranking, segments).within(0, limit)
 
 
 def _by_id_where_equal(ranking: Ranking, segments: Sequence[Rows]) -> Ranking:
@@ -171,7 +173,7 @@ def _by_id_where_equal(ranking: Ranking, segments: Sequence[Rows]) -> Ranking:
     ids = _ids(ranking.at(tied), segments)
     keys = zip((-ranking.scores[tied]).tolist(), ids, tied.tolist(), strict=True)
     order = np.arange(len(ranking))
-    order[tied] = [place for _, _, place in sorted(keys)]
+    order[tied] = [position for _, _, position in sorted(keys)]
     return ranking.at(order)
 
 
@@ -185,12 +187,12 @@ def _ids(ranking: Ranking, segments: Sequence[Rows]) -> list[str]:
     return ids
 
 
-def crowd(ranking: Ranking, groups: Sequence[Hashable], max_per_group: int, *, most: int) -> Ranking:
-    """Return the first `most` hits of which no group has more than `max_per_group`; `groups` has the group of each."""
+def crowd(ranking: Ranking, groups: Sequence[Hashable], max_per_group: int, *, limit: int) -> Ranking:
+    """Return the first `limit` hits of which no group has more than `max_per_group`; `groups` has the group of each."""
     seen: Counter[Hashable] = Counter()
     kept: list[int] = []
     for position, group in enumerate(groups):
-        if len(kept) == most:
+        if len(kept) == limit:
             break
         if seen[group] < max_per_group:
             seen[group] += 1

@@ -101,13 +101,13 @@ def counted(
     rows = missing = 0
     for field, total, mask_N in segments:
         has_N = field.exists()
-        own = int(np.count_nonzero(has_N if mask_N is None else has_N & mask_N))
-        rows += own
-        missing += (total if mask_N is None else int(np.count_nonzero(mask_N))) - own
+        count = int(np.count_nonzero(has_N if mask_N is None else has_N & mask_N))
+        rows += count
+        missing += (total if mask_N is None else int(np.count_nonzero(mask_N))) - count
         for run in field.runs():
-            found = _of_run(run, mask_N)
-            if len(found.counts_V):
-                parts.setdefault(run.kind, []).append(found)
+            counted_run = _of_run(run, mask_N)
+            if len(counted_run.counts_V):
+                parts.setdefault(run.kind, []).append(counted_run)
     return FieldCounts([_merged(each, declared=declared) for each in parts.values()], rows, missing)
 
 
@@ -123,13 +123,13 @@ def merged(parts: Sequence[FieldCounts], *, declared: bool = True) -> FieldCount
 def encoded(counts: FieldCounts) -> LeafCounts:
     """Return counts as a message; InvalidRequestError if they are too large for one."""
     message = LeafCounts(rows=counts.rows, missing=counts.missing)
-    left = limits.MAX_LEAF_VALUES_BYTES
+    remaining = limits.MAX_LEAF_VALUES_BYTES
     for each in counts.kinds:
         values = table_bytes(pa.table({"value": each.values})) if each.kind in ORDERED else b""
-        left -= len(values) + each.counts_V.nbytes
-        if left < 0:
-            most = limits.MAX_LEAF_VALUES_BYTES >> 20
-            raise InvalidRequestError.at("attribute", f"its distinct values have more than {most} MiB")
+        remaining -= len(values) + each.counts_V.nbytes
+        if remaining < 0:
+            max_mib = limits.MAX_LEAF_VALUES_BYTES >> 20
+            raise InvalidRequestError.at("attribute", f"its distinct values have more than {max_mib} MiB")
         message.values.add(kind=each.kind, values=values, counts=each.counts_V.astype("<i8").tobytes())
     return message
 
@@ -158,8 +158,8 @@ def most_frequent(kinds: Sequence[ValueCounts], limit: int) -> list[ValueCount]:
     kinds = [each for each in kinds if each.kind in ORDERED]
     counts = np.concatenate([np.zeros(0, np.int64), *(each.counts_V for each in kinds)])
     least = int(np.partition(counts, len(counts) - limit)[len(counts) - limit]) if len(counts) > limit else 0
-    found = [each for one in kinds for each in _at_least(one, least, limit)]
-    return sorted(found, key=_rank)[:limit]
+    largest = [each for counts in kinds for each in _at_least(counts, least, limit)]
+    return sorted(largest, key=_rank)[:limit]
 
 
 def _of_run(run: ValueRuns, mask_N: np.ndarray | None) -> ValueCounts:
@@ -189,9 +189,9 @@ def _by_instant(counts: ValueCounts) -> ValueCounts:
     if texts is counts.values:
         return counts
     columns = {"text": texts, "value": counts.values, "rows": counts.counts_V}
-    found = pa.table(columns).group_by("text").aggregate([("value", "min"), ("rows", "sum")])
-    values = found.column("value_min").combine_chunks()
-    return ValueCounts("string", values, found.column("rows_sum").to_numpy())
+    grouped = pa.table(columns).group_by("text").aggregate([("value", "min"), ("rows", "sum")])
+    values = grouped.column("value_min").combine_chunks()
+    return ValueCounts("string", values, grouped.column("rows_sum").to_numpy())
 
 
 def _joined(parts: Sequence[ValueCounts]) -> ValueCounts:
@@ -216,25 +216,25 @@ def _at_least(each: ValueCounts, least: int, limit: int) -> Iterable[ValueCount]
         table = pa.table({"value": each.values.take(pa.array(equal))})
         first = pc.select_k_unstable(table, k=limit, sort_keys=[("value", "ascending")])
         equal = equal[first.to_numpy()]
-    places = np.concatenate([above, equal])
-    _check_size(each.values, places)
-    values, counts = each.values.take(pa.array(places)).to_pylist(), each.counts_V[places].tolist()
+    positions = np.concatenate([above, equal])
+    _check_size(each.values, positions)
+    values, counts = each.values.take(pa.array(positions)).to_pylist(), each.counts_V[positions].tolist()
     return (ValueCount(each.kind, *pair) for pair in zip(values, counts, strict=True))
 
 
-def _check_size(values: pa.Array, places: np.ndarray) -> None:
+def _check_size(values: pa.Array, positions: np.ndarray) -> None:
     """Check the size of the values at some places, before they are copied: each string may have a MiB."""
     if not pa.types.is_string(values.type) and not pa.types.is_large_string(values.type):
         return
-    size, most = int(pc.binary_length(values).to_numpy()[places].sum()), limits.MAX_FACETS_BYTES
-    if size > most:
-        what = f"must be less: the values have {size >> 20} MiB, and an answer has at most {most >> 20}"
+    size, maximum = int(pc.binary_length(values).to_numpy()[positions].sum()), limits.MAX_FACETS_BYTES
+    if size > maximum:
+        what = f"must be less: the values have {size >> 20} MiB, and an answer has at most {maximum >> 20}"
         raise InvalidRequestError.at("limit", what)
 
 
-def _rank(found: ValueCount) -> tuple[int, int, Any, int]:
-    group: ValueKind = "int" if found.kind in _NUMBERS else found.kind
-    return -found.rows, ORDERED.index(group), found.value, ORDERED.index(found.kind)
+def _rank(count: ValueCount) -> tuple[int, int, Any, int]:
+    group: ValueKind = "int" if count.kind in _NUMBERS else count.kind
+    return -count.rows, ORDERED.index(group), count.value, ORDERED.index(count.kind)
 
 
 class TypeStats(NamedTuple):
@@ -303,9 +303,9 @@ class _SortedValues:
             self._order_V = np.lexsort(_number_keys(parts))
         self._up_to_V = np.cumsum(self._counts[self._order_V])
 
-    def at(self, place: int) -> ValueCount:
+    def at(self, rank: int) -> ValueCount:
         """Return the value at a place, from 0."""
-        number = int(self._order_V[place])
+        number = int(self._order_V[rank])
         rows = int(self._counts[number])
         for part in self._parts:
             if number < len(part.values):

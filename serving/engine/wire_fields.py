@@ -87,9 +87,9 @@ def vector_fields(
         for name in names:
             if (named := segments[number].named.get(name)) is None:
                 continue
-            found = named.numbers(rows_H[hits])
-            has = found != NO_ROW
-            values_PD = np.ascontiguousarray(named.segment.vectors(found[has]), "<f4")
+            numbers = named.numbers(rows_H[hits])
+            has = numbers != NO_ROW
+            values_PD = np.ascontiguousarray(named.segment.vectors(numbers[has]), "<f4")
             fields.append(_Field(hits[has], _vector_head(name, values_PD.shape[1]), values_PD.view(np.uint8)))
     return _added(fields, len(rows_H))
 
@@ -291,7 +291,7 @@ def _field(metadata: bytes, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-def _table_at(metadata: bytes, place: int) -> int:
+def _table_at(metadata: bytes, at: int) -> int:
     """Return where the table is that a field refers to."""
-    found: int = place + struct.unpack_from("<I", metadata, place)[0]
-    return found
+    target: int = at + struct.unpack_from("<I", metadata, at)[0]
+    return target

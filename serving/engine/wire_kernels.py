@@ -113,16 +113,16 @@ def _put_byte(out_B: np.ndarray, at: int, value: int) -> int:
 
 @compiled
 def _put_varint(out_B: np.ndarray, at: int, value: int) -> int:
-    rest = np.uint64(value)  # negative numbers take all of their 64 bits
-    if rest < np.uint64(128):  # as are most lengths
+    tail = np.uint64(value)  # negative numbers take all of their 64 bits
+    if tail < np.uint64(128):  # as are most lengths
         return _put_byte(out_B, at, value)
-    size, more = 1, rest >> np.uint64(7)
+    size, more = 1, tail >> np.uint64(7)
     while more > np.uint64(0):
         size, more = size + 1, more >> np.uint64(7)
     for i in range(size):
         carries_on = np.uint64(128) if i + 1 < size else np.uint64(0)
-        out_B[at - size + i] = np.uint8((rest & np.uint64(127)) | carries_on)
-        rest >>= np.uint64(7)
+        out_B[at - size + i] = np.uint8((tail & np.uint64(127)) | carries_on)
+        tail >>= np.uint64(7)
     return at - size
 
 
@@ -283,12 +283,12 @@ def _measure_hits(
         for group in range(groups_G7.shape[0]):
             group_size, group_strings = _strings(bytes_B, ints_B, groups_G7[group], rows_H[hit])
             size, strings = size + group_size, strings + group_strings
-    others = ROOM_BYTES + named_bytes + _ATTRIBUTE_BYTES * groups_G7.shape[0]
+    fixed = ROOM_BYTES + named_bytes + _ATTRIBUTE_BYTES * groups_G7.shape[0]
     for column in range(columns_C7.shape[0]):
         is_attribute = columns_C7[column, _KIND] > FIELD_DOUBLE
-        others += columns_C7[column, _HEAD_SIZE] + (_ATTRIBUTE_BYTES if is_attribute else _FIELD_BYTES)
+        fixed += columns_C7[column, _HEAD_SIZE] + (_ATTRIBUTE_BYTES if is_attribute else _FIELD_BYTES)
     size += vector_bytes * rows_H.shape[0]
-    return size + 2 * strings, size + _ITEM_BYTES * strings + others * rows_H.shape[0]
+    return size + 2 * strings, size + _ITEM_BYTES * strings + fixed * rows_H.shape[0]
 
 
 @compiled
@@ -342,11 +342,11 @@ def write_hits(
     vector_bytes = vectors_NV.shape[1]
     at: int = out_B.shape[0]
     # In the same call, which would cost a lone search some microseconds more than the work.
-    least, most = _measure_hits(
+    least, upper = _measure_hits(
         bytes_B, ints_B, columns_C7, groups_G7, vector_bytes, named_B.shape[0], rows_H, starts_H
     )
-    if most > at:
-        return -most, least
+    if upper > at:
+        return -upper, least
     for hit in range(rows_H.shape[0] - 1, -1, -1):
         row, end = rows_H[hit], at
         for group in range(groups_G7.shape[0]):

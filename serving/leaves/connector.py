@@ -40,8 +40,8 @@ def resolved(target: str) -> list[str]:
     """
     if target.startswith(DNS):
         host, port = split_address(target.removeprefix(DNS), field="leaves")
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return sorted({joined_address(str(where[0]), port) for *_, where in found})
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return sorted({joined_address(str(where[0]), port) for *_, where in infos})
     if target.startswith(FILE):
         return _addresses_in(Path(target.removeprefix(FILE)))
     return list(dict.fromkeys(target.split(",")))
@@ -53,7 +53,7 @@ def told_host(target: str) -> str:
 
 
 def _addresses_in(path: Path) -> list[str]:
-    found: dict[str, None] = {}
+    addresses: dict[str, None] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         address = line.partition("#")[0].strip()
         if not address:
@@ -62,8 +62,8 @@ def _addresses_in(path: Path) -> list[str]:
             split_address(address, field="leaves")
         except ConfigError as error:
             raise ConfigError(f"{error.message} in line {number} of {path}", field="leaves") from error
-        found[address] = None
-    return list(found)
+        addresses[address] = None
+    return list(addresses)
 
 
 Files: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]

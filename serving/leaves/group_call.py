@@ -155,7 +155,7 @@ class GroupCall:
         self._ended = True
         self._stop()
 
-    def left(self, leaf: Leaf) -> None:
+    def fail_over(self, leaf: Leaf) -> None:
         """Ask another leaf, since this one, which was asked, does not answer any more; its answer still counts."""
         if not self._ended and len(self._running) == 1 and self._ask_another(_FAILOVER):
             self._cluster.metrics.leaf_failovers.inc((str(self._group),))
@@ -289,8 +289,8 @@ class GroupCall:
             return StateGoneError(f"{group}: {message}", retry_after_s=RETRY_AFTER_S)
         if code in _DEFECTS:
             return ServingError(f"{group}: {code.name}: {message}")
-        known = error_from_status(code, message, detail)
-        return known or UnavailableError(
+        translated = error_from_status(code, message, detail)
+        return translated or UnavailableError(
             f"{group} does not answer: {code.name}: {message}", retry_after_s=RETRY_AFTER_S
         )
 

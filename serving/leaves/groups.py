@@ -228,12 +228,12 @@ class LeafGroups:
     @property
     def groups(self) -> int:
         """Number of groups, as the leaves say; raises UnavailableError if none has answered yet."""
-        found = self._cluster.view.groups
-        if not found:
+        groups = self._cluster.view.groups
+        if not groups:
             raise UnavailableError(
                 f"no leaf of {self._config.target} has answered", retry_after_s=RETRY_AFTER_S
             )
-        return found
+        return groups
 
     @property
     def ready(self) -> bool:
@@ -313,9 +313,9 @@ class LeafGroups:
 
         """
         total = of_groups or self._cluster.view.groups
-        wanted = range(of_groups or self.groups) if groups is None else groups
-        asked = dict.fromkeys(wanted, (_serialized(request), most_parts(request)))
-        return self._call(path, asked, response, deadline, at, total, allow_partial, allow_gone)
+        numbers = range(of_groups or self.groups) if groups is None else groups
+        requests = dict.fromkeys(numbers, (_serialized(request), most_parts(request)))
+        return self._call(path, requests, response, deadline, at, total, allow_partial, allow_gone)
 
     def call_each(
         self,
@@ -331,13 +331,15 @@ class LeafGroups:
     ) -> dict[int, AnswerT]:
         """Send a request of its own to a leaf of each group in `requests`; otherwise as `call`."""
         total = of_groups or self._cluster.view.groups
-        asked = {group: (_serialized(request), most_parts(request)) for group, request in requests.items()}
-        return self._call(path, asked, response, deadline, at, total, allow_partial, allow_gone)
+        serialized = {
+            group: (_serialized(request), most_parts(request)) for group, request in requests.items()
+        }
+        return self._call(path, serialized, response, deadline, at, total, allow_partial, allow_gone)
 
     def _call(
         self,
         path: str,
-        asked: Mapping[int, tuple[bytes, int]],
+        serialized: Mapping[int, tuple[bytes, int]],
         response: type[AnswerT],
         deadline: Deadline,
         at: At,
@@ -346,21 +348,21 @@ class LeafGroups:
         allow_gone: bool,
     ) -> dict[int, AnswerT]:
         """As `call`; of each group what is sent, and the most parts of its answer."""
-        if not asked:
+        if not serialized:
             return {}
-        requests = {group: request for group, (request, _) in asked.items()}
+        requests = {group: request for group, (request, _) in serialized.items()}
         lacking = left_out(allow_partial=allow_partial, allow_gone=allow_gone)
         about = {"scannery.method": path, "scannery.index": at.index, "scannery.groups": len(requests)}
         with span("scannery.leaves", **about) as traced, waiting():
-            answers = self._asked(FanOut(path, requests, at, of_groups, deadline, lacking))
+            answers = self._answers_of(FanOut(path, requests, at, of_groups, deadline, lacking))
             if traced is not None:
                 traced.set_attribute("scannery.groups_answered", len(answers))
         return {
-            group: parsed(response, answers[group], asked[group][1], f"group {group} of the leaves")
+            group: parsed(response, answers[group], serialized[group][1], f"group {group} of the leaves")
             for group in sorted(answers)
         }
 
-    def _asked(self, fan_out: FanOut) -> dict[int, bytes]:
+    def _answers_of(self, fan_out: FanOut) -> dict[int, bytes]:
         """Return the answers of a call by group; raises as `call`."""
         loop, permit = self._loop, current_permit()
         if loop is None or self._closed:
@@ -430,7 +432,7 @@ def _info(leaf: Leaf, now_s: float) -> LeafInfo:
         over_http=leaf.over_http,
         latency_s=leaf.average.at(now_s),
         calls=len(leaf.attempts),
-        in_flight=len(leaf.attempts) + leaf.others,
+        in_flight=len(leaf.attempts) + leaf.other_calls,
         in_flight_limit=leaf.limit,
         indexes=state.current if state else (),
     )

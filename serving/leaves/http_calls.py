@@ -172,8 +172,8 @@ def _error_of(response: Response) -> Exception:
     try:
         if len(response.body) > MAX_ERROR_BYTES:
             raise ValueError
-        told = json.loads(response.body)
-        code, message = _CODES[told["code"]], str(told["message"])
+        content = json.loads(response.body)
+        code, message = _CODES[content["code"]], str(content["message"])
         packed = base64.b64decode(detail + b"=" * (-len(detail) % 4), validate=True)
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error):
         return WireError(f"the leaf answered with the status {response.status} of HTTP")
@@ -219,12 +219,12 @@ class HttpCalls:
         self._free: deque[HttpConnection] = deque()
         self._connections: set[HttpConnection] = set()
         self._opening: set[asyncio.Task[None]] = set()
-        self._wanted = LEAST_CONNECTIONS
+        self._target = LEAST_CONNECTIONS
         self._heads: dict[tuple[str, Headers], bytes] = {}
         self._not_before_s = 0.0
         self._closed = False
 
-    def told(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    def follow(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         """Follow what the leaf said in the trailing metadata of a status call, and keep connections ready."""
         said = {key: value for key, value in metadata if key in (HTTP_KEY, SERVER_KEY)}
         port, server = str(said.get(HTTP_KEY, "")), str(said.get(SERVER_KEY, ""))
@@ -233,7 +233,7 @@ class HttpCalls:
             self._drop_all()
             self._port, self._server, self._not_before_s = number, server, 0.0
         self._close_idle()
-        for _ in range(self._wanted - len(self._connections) - len(self._opening)):
+        for _ in range(self._target - len(self._connections) - len(self._opening)):
             self._open_another()
 
     def begin(
@@ -321,7 +321,7 @@ class HttpCalls:
         elif (port, server) != (self._port, self._server) or self._closed or not connection.is_free:
             connection.close()
         else:
-            self._wanted = _wanted_for(connection.worker)
+            self._target = _wanted_for(connection.worker)
             self._connections.add(connection)
             self._free.append(connection)
 
@@ -351,7 +351,7 @@ class HttpCalls:
     def _close_idle(self) -> None:
         now_s = time.monotonic()
         for connection in tuple(self._free):
-            idle = len(self._connections) > self._wanted and now_s - connection.used_s > IDLE_S
+            idle = len(self._connections) > self._target and now_s - connection.used_s > IDLE_S
             if idle or not connection.is_free:
                 self._free.remove(connection)
                 self._connections.discard(connection)

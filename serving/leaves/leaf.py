@@ -69,13 +69,13 @@ def most_parts(request: Message) -> int:
     return MOST_OF_OTHERS
 
 
-def parsed(kind: type[AnswerT], data: bytes, most: int, whose: str) -> AnswerT:
+def parsed(kind: type[AnswerT], data: bytes, maximum: int, whose: str) -> AnswerT:
     """Return an answer as a message.
 
     Args:
         kind: of the answer.
         data: the encoded answer.
-        most: parts that it may have.
+        maximum: parts that it may have.
         whose: whose answer it is, for errors.
 
     Raises:
@@ -83,11 +83,11 @@ def parsed(kind: type[AnswerT], data: bytes, most: int, whose: str) -> AnswerT:
 
     """
     name = kind.DESCRIPTOR.full_name
-    found = count_parts(kind, data, most)
-    if found > most:
+    count = count_parts(kind, data, maximum)
+    if count > maximum:
         raise ServingError(f"the answer of {whose} has more parts than a {name} of what was asked can have")
     try:
-        if found < 0:
+        if count < 0:
             raise DecodeError
         return kind.FromString(data)
     except DecodeError as error:
@@ -147,20 +147,20 @@ class LatencyWindow:
 class HedgeBudget:
     """Allows a second call for a share of the calls: each call saves a part of one, up to a few."""
 
-    def __init__(self, share: float = 0.05, most: float = 10.0) -> None:
+    def __init__(self, share: float = 0.05, maximum: float = 10.0) -> None:
         """Begin with all that can be saved: the first leaf that hangs may do so before many calls.
 
         Args:
             share: of calls.
-            most: second calls that can be saved.
+            maximum: second calls that can be saved.
 
         """
-        self._share, self._most = share, most
-        self._saved = most
+        self._share, self._limit = share, maximum
+        self._saved = maximum
 
     def save(self) -> None:
         """Count a call."""
-        self._saved = min(self._most, self._saved + self._share)
+        self._saved = min(self._limit, self._saved + self._share)
 
     def take(self, *, keep: float = 0) -> bool:
         """Return whether a second call is allowed when `keep` others stay saved, and count it."""
@@ -200,11 +200,17 @@ class IndexState:
     """Whether the leaf has a later version open, too."""
 
     @classmethod
-    def of(cls, told: LeafIndex) -> IndexState:
+    def of(cls, status: LeafIndex) -> IndexState:
         """Return what a leaf tells of an index."""
-        at = told.at
+        at = status.at
         return cls(
-            at.index_id, at.version, at.sequence, told.rows, told.shards, shown(told.problem), told.former
+            at.index_id,
+            at.version,
+            at.sequence,
+            status.rows,
+            status.shards,
+            shown(status.problem),
+            status.former,
         )
 
     @property
@@ -231,14 +237,14 @@ class LeafState:
     def of(cls, status: LeafStatus) -> LeafState:
         """Return what a status says, without the load."""
         # Names are logged and printed; those of real indexes stay as they are.
-        indexes = ((shown(one.at.index), IndexState.of(one)) for one in status.indexes)
+        indexes = ((shown(index.at.index), IndexState.of(index)) for index in status.indexes)
         return cls(status.group, status.groups, tuple(indexes))
 
-    def serves_as(self, other: LeafState) -> bool:
+    def serves_as(self, second: LeafState) -> bool:
         """Return whether another state has the same indexes, in the same versions."""
-        return (self.group, self.groups) == (other.group, other.groups) and [
+        return (self.group, self.groups) == (second.group, second.groups) and [
             (name, state.served) for name, state in self.indexes
-        ] == [(name, state.served) for name, state in other.indexes]
+        ] == [(name, state.served) for name, state in second.indexes]
 
     def find(self, index: str, index_id: str, version: int) -> IndexState | None:
         """Return the state of a version of an index; None: it is not open."""
@@ -278,7 +284,7 @@ class Leaf:
         """The calls that run."""
         self.abandoned = 0
         """Calls that another leaf answered sooner, since the last answer of this one."""
-        self.others = 0
+        self.other_calls = 0
         """Requests of others that it had in flight at its last status."""
         self.limit = 0
 
@@ -324,7 +330,7 @@ class Leaf:
         """Return the status; raises AioRpcError, and ServingError if it is none."""
         call = self._over_grpc(LEAF_STATUS, _STATUS_REQUEST, timeout_s, metadata + ASK)
         status = parsed(LeafStatus, await call, MOST_OF_OTHERS, "a status call")
-        self._http.told(await call.trailing_metadata() or ())
+        self._http.follow(await call.trailing_metadata() or ())
         return status
 
     @property
@@ -334,7 +340,7 @@ class Leaf:
 
     def heard(self, status: LeafStatus) -> bool:
         """Take over a status, and return whether anything but the load changed."""
-        self.others = max(0, status.in_flight - len(self.attempts))
+        self.other_calls = max(0, status.in_flight - len(self.attempts))
         self.limit = status.in_flight_limit
         self.abandoned = 0
         state = LeafState.of(status)
@@ -374,7 +380,7 @@ class Leaf:
     @property
     def load(self) -> int:
         """Requests in flight there with one more."""
-        return len(self.attempts) + self.others + 1
+        return len(self.attempts) + self.other_calls + 1
 
     async def close(self, grace_s: float | None = None) -> None:
         """Close the connection when its calls have ended, or after `grace_s`."""

@@ -39,7 +39,7 @@ class View:
         self.groups = _number_of_groups(valid, groups_before)
         """Number of groups; 0: no leaf has said it."""
         self.by_group: Mapping[int, Sequence[Leaf]] = _by_group(valid, self.groups)
-        self._others = [*valid, *_valid(former)[0]]
+        self._with_former = [*valid, *_valid(former)[0]]
         self.problems += [
             f"leaf {leaf.address} has group {leaf.state.group}/{leaf.state.groups}; there are {self.groups} groups"
             for leaf in valid
@@ -66,10 +66,10 @@ class View:
 
     def newest(self, index: str) -> At | None:
         """Return the newest state of an index that all groups have told; None: there is none."""
-        found = self._newest.get(index)
-        if found is None:
+        newest = self._newest.get(index)
+        if newest is None:
             return None
-        index_id, version = found
+        index_id, version = newest
         sequence = min(
             max((state.sequence for state in self._states(leaves, index, index_id, version)), default=0)
             for leaves in self.by_group.values()
@@ -78,25 +78,25 @@ class View:
 
     def rows(self, at: At, group: int) -> int | None:
         """Return how many datapoints of a version the leaves of a group have told last, those that are away too."""
-        told = [
+        states = [
             state
             for leaf in self.by_group.get(group, ())
             if leaf.state and (state := leaf.state.find(at.index, at.index_id, at.version))
         ]
-        return max(told, key=lambda state: state.sequence).rows if told else None
+        return max(states, key=lambda state: state.sequence).rows if states else None
 
     @staticmethod
     def _states(leaves: Iterable[Leaf], index: str, index_id: str, version: int) -> Iterator[IndexState]:
         for leaf in leaves:
-            found = leaf.state.find(index, index_id, version) if leaf.ready and leaf.state else None
-            if found is not None:
-                yield found
+            state = leaf.state.find(index, index_id, version) if leaf.ready and leaf.state else None
+            if state is not None:
+                yield state
 
     def leaves_of(self, group: int, groups: int) -> Sequence[Leaf]:
         """Return the leaves of a group, by its number and the number of groups, which need not be that of this view."""
         if groups == self.groups:
             return self.by_group.get(group, ())
-        return _by_group(self._others, groups).get(group, ())
+        return _by_group(self._with_former, groups).get(group, ())
 
     def choose(self, group: int, groups: int, at: At, tried: Collection[Leaf], now_s: float) -> Leaf | None:
         """Return the leaf of a group to be asked next, the better of two random ones; None: all were tried.
@@ -106,16 +106,16 @@ class View:
         Leaves that have the version and follow its log come first, then others that have it, then others that are
         ready, then those whose connection was lost. Those that hang are left out: calls to them would wait.
         """
-        left = [leaf for leaf in self.leaves_of(group, groups) if leaf not in tried and not leaf.hung]
-        ready = [leaf for leaf in left if leaf.ready]
+        untried = [leaf for leaf in self.leaves_of(group, groups) if leaf not in tried and not leaf.hung]
+        ready = [leaf for leaf in untried if leaf.ready]
         states = {leaf: leaf.state.find(at.index, at.index_id, at.version) for leaf in ready if leaf.state}
         having = [leaf for leaf, state in states.items() if state]
         following = [leaf for leaf, state in states.items() if state and not state.problem]
-        best = following or having or ready or left
+        best = following or having or ready or untried
         if len(best) < 2:
             return best[0] if best else None
-        one, other = random.sample(best, 2)
-        return better(one, other, now_s)
+        first, second = random.sample(best, 2)
+        return better(first, second, now_s)
 
     def _newest_versions(self) -> dict[str, tuple[str, int]]:
         """Return for each index the highest version that at least half of the ready leaves of each group have."""
@@ -126,14 +126,14 @@ class View:
         return {name: (index_id, version) for name, index_id, version in common}
 
 
-def better(one: Leaf, other: Leaf, now_s: float) -> Leaf:
+def better(first: Leaf, second: Leaf, now_s: float) -> Leaf:
     """Return the leaf with the smaller product of requests in flight and latency; one that may hang comes last."""
-    if bool(one.abandoned) != bool(other.abandoned):
-        return other if one.abandoned else one
-    latency_s, other_s = one.average.at(now_s), other.average.at(now_s)
+    if bool(first.abandoned) != bool(second.abandoned):
+        return second if first.abandoned else first
+    latency_s, other_s = first.average.at(now_s), second.average.at(now_s)
     least_s = _LEAST_SHARE * max(latency_s, other_s)
-    cost_s, other_cost_s = one.load * max(latency_s, least_s), other.load * max(other_s, least_s)
-    return one if cost_s <= other_cost_s else other
+    cost_s, other_cost_s = first.load * max(latency_s, least_s), second.load * max(other_s, least_s)
+    return first if cost_s <= other_cost_s else second
 
 
 def _valid(leaves: Iterable[Leaf]) -> tuple[list[Leaf], list[str]]:
@@ -171,11 +171,11 @@ def _number_of_groups(leaves: Sequence[Leaf], before: int) -> int:
 
 
 def _by_group(leaves: Iterable[Leaf], groups: int) -> dict[int, list[Leaf]]:
-    found: dict[int, list[Leaf]] = {group: [] for group in range(groups)}
+    leaves_of_group: dict[int, list[Leaf]] = {group: [] for group in range(groups)}
     for leaf in leaves:
         if leaf.state is not None and leaf.state.groups == groups:
-            found[leaf.state.group].append(leaf)
-    return found
+            leaves_of_group[leaf.state.group].append(leaf)
+    return leaves_of_group
 
 
 def _versions_of(leaves: Sequence[Leaf]) -> set[tuple[str, str, int]]:

@@ -179,12 +179,12 @@ class Watch:
         self._not_ready(leaf, "it does not answer", hung=True)
         if was_ready:
             for attempt in tuple(leaf.attempts):
-                attempt.owner.left(leaf)
+                attempt.owner.fail_over(leaf)
 
     def _not_ready(self, leaf: Leaf, problem: str, *, hung: bool = False) -> None:
-        known = leaf.problem, leaf.hung
+        before = leaf.problem, leaf.hung
         leaf.lost(problem, hung=hung)
-        if known != (leaf.problem, leaf.hung):
+        if before != (leaf.problem, leaf.hung):
             self.renew()
 
 

@@ -76,15 +76,15 @@ class Generations(Generic[SharedT]):
     its own shared state: a restarted worker of the old one must not open the state of the new one.
     """
 
-    def __init__(self, wanted: Mapping[str, int], shared: SharedT) -> None:
+    def __init__(self, counts: Mapping[str, int], shared: SharedT) -> None:
         """Begin the first generation, without processes.
 
         Args:
-            wanted: number of processes of each role.
+            counts: number of processes of each role.
             shared: state of the first generation.
 
         """
-        self._wanted = wanted
+        self._counts = counts
         self._standing = self.newest = 0
         """Number of the generation that serves; of the newest one, ready or not."""
         self._shared = {0: shared}
@@ -109,8 +109,8 @@ class Generations(Generic[SharedT]):
         return [
             (role, generation)
             for generation in dict.fromkeys((self._standing, self.newest))
-            for role in self._wanted
-            for _ in range(self._wanted[role] - len(list(self._running(role, generation))))
+            for role in self._counts
+            for _ in range(self._counts[role] - len(list(self._running(role, generation))))
             if role == WORKER or generation == self.newest
         ]
 
@@ -118,7 +118,7 @@ class Generations(Generic[SharedT]):
         """Return whether every process of the newest generation is ready."""
         return all(
             len(running := list(self._running(role, self.newest))) == count and all(p.ready for p in running)
-            for role, count in self._wanted.items()
+            for role, count in self._counts.items()
         )
 
     def begin(self, shared: SharedT) -> None:
@@ -226,7 +226,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             recall=SharedTable(slots),
             kept_queries=blobs_for(slots, kept) if kept else None,
         )
-        self._wanted = {WORKER: workers} | dict.fromkeys(helpers, 1)
+        self._counts = {WORKER: workers} | dict.fromkeys(helpers, 1)
         self._helpers = helpers
         self._ready = ready
         self._generations: Generations[SharedT]
@@ -256,7 +256,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
                 port = ports.enter_context(closing(reserved(private.listen, field="vertex_private")))
                 self._config = self._config.with_private_port(port.getsockname()[1])  # type: ignore[attr-defined]
             # Before the handlers are set: Ctrl-C must interrupt loading.
-            self._generations = Generations(self._wanted, self._share(self._config, None))
+            self._generations = Generations(self._counts, self._share(self._config, None))
             with self._signals:
                 try:
                     self._supervise()

@@ -75,35 +75,35 @@ def datapoint_columns(
     documents = [point.document_id for point in points]
     fields = {"id": Field("id", ids), "embedding": Field("vector", _vectors(points, dimensions))}
     if any(documents):
-        wholes = [document or own for document, own in zip(documents, ids, strict=True)]
+        wholes = [document or own_id for document, own_id in zip(documents, ids, strict=True)]
         fields["document_id"] = Field("document_id", wholes)
     for column, name in _TEXTS.items():
-        if (given := _given(points, name)) is not None:
-            fields[column] = Field(name, given)
-    if (given := _given(points, "sparse_vector")) is not None:
-        values = [None if message is None else _sparse(message, spec) for message in given]
+        if (column_values := _field_values(points, name)) is not None:
+            fields[column] = Field(name, column_values)
+    if (column_values := _field_values(points, "sparse_vector")) is not None:
+        values = [None if message is None else _sparse(message, spec) for message in column_values]
         fields[SPARSE] = Field("sparse_vector", values)
     maps = [point.attributes for point in points]
     names: Set[str] = set().union(*maps)
     for name in (name for name in spec.attributes if name in names):
         # Never maps[i][name]: that would put it there.
-        given = [attributes.get(name) for attributes in maps]
-        values = _attribute(name, given, spec.attributes[name], check)
+        column_values = [attributes.get(name) for attributes in maps]
+        values = _attribute(name, column_values, spec.attributes[name], check)
         fields[name] = Field(f"attributes.{name}", values)
-    others: Set[str] = names - spec.attributes.keys()
-    if (given := _dynamic(points, spec, bool(others), check)) is not None:
-        fields[DYNAMIC_COLUMN] = Field("attributes", given)
-    unknown = {} if spec.dynamic else _first_of(others, maps)
+    undeclared: Set[str] = names - spec.attributes.keys()
+    if (column_values := _dynamic(points, spec, bool(undeclared), check)) is not None:
+        fields[DYNAMIC_COLUMN] = Field("attributes", column_values)
+    unknown = {} if spec.dynamic else _first_of(undeclared, maps)
     vectors, unknown_vectors = _named_vectors(points, named)
     return DatapointColumns(fields | vectors | _spans(points), unknown, unknown_vectors)
 
 
-def _given(points: Sequence[Datapoint], name: str) -> list[Any] | None:
+def _field_values(points: Sequence[Datapoint], name: str) -> list[Any] | None:
     """Return a field of each, None where it is not set; None if none has it."""
     has = [point.HasField(name) for point in points]  # type: ignore[arg-type]  # names of optional fields
     if not any(has):
         return None
-    return [getattr(point, name) if known else None for point, known in zip(points, has, strict=True)]
+    return [getattr(point, name) if is_set else None for point, is_set in zip(points, has, strict=True)]
 
 
 def _vectors(points: Sequence[Datapoint], dimensions: int) -> np.ndarray | list[object]:
@@ -131,17 +131,17 @@ def _named_vectors(
         for name in named
         if name in names
     }
-    others: Set[str] = names - named.keys()
-    return fields, _first_of(others, maps)
+    undeclared: Set[str] = names - named.keys()
+    return fields, _first_of(undeclared, maps)
 
 
-def _first_of(others: Set[str], maps: Sequence[Mapping[str, object]]) -> dict[int, str]:
+def _first_of(undeclared: Set[str], maps: Sequence[Mapping[str, object]]) -> dict[int, str]:
     """Return the first key of each map that is one of these, by the number of its datapoint."""
     # One by one, and no intersection of keys: that would look at the names of the whole request for each datapoint.
     return {
         number: first
-        for number, given in enumerate(maps if others else ())
-        if (first := next((name for name in given if name in others), None)) is not None
+        for number, attributes in enumerate(maps if undeclared else ())
+        if (first := next((name for name in attributes if name in undeclared), None)) is not None
     }
 
 
@@ -167,15 +167,15 @@ def _sparse(message: SparseVector, spec: IndexSpec) -> object:
 def _attribute(
     name: str, values: Sequence[Value | None], kind: AttributeType, check: Callable[[], None]
 ) -> list[object]:
-    path, own = f"attributes.{name:.80}", _VALUES.get(kind)
+    path, attribute = f"attributes.{name:.80}", _VALUES.get(kind)
     if kind == "geo":
-        return _until_error(values, lambda value: None if value is None else _place(path, value), check)
+        return _until_error(values, lambda value: None if value is None else _geo(path, value), check)
     read = _number if kind == "float" else _plain
     return [
         None
         if value is None
-        else getattr(value, own)
-        if own is not None and value.HasField(own)  # type: ignore[arg-type]  # a name of the oneof
+        else getattr(value, attribute)
+        if attribute is not None and value.HasField(attribute)  # type: ignore[arg-type]  # a name of the oneof
         else read(path, value)
         for value in values
     ]
@@ -199,7 +199,7 @@ def _plain(path: str, message: Value) -> object:
         return _invalid(path, "must lie in the years 1 to 9999")
 
 
-def _place(path: str, message: Value) -> object:
+def _geo(path: str, message: Value) -> object:
     """Return a place as Python has it, in any of the ways that a place may be written in."""
     if message.HasField("geo_value"):
         return {"lat": message.geo_value.latitude, "lon": message.geo_value.longitude}
@@ -232,26 +232,26 @@ def _until_error(
     values: Sequence[_GivenT], read: Callable[[_GivenT], object], check: Callable[[], None]
 ) -> list[object]:
     """Return what was read of each value; None for those after an error, with which the request is refused."""
-    found: list[object] = []
+    values_read: list[object] = []
     for value in values:
         check()
-        found.append(read(value))
-        if isinstance(found[-1], InvalidRecordError):
+        values_read.append(read(value))
+        if isinstance(values_read[-1], InvalidRecordError):
             break
-    return found + [None] * (len(values) - len(found))
+    return values_read + [None] * (len(values) - len(values_read))
 
 
 def _dynamic(
     points: Sequence[Datapoint], spec: IndexSpec, has_others: bool, check: Callable[[], None]
 ) -> list[object] | None:
     """Return the undeclared attributes of each datapoint, None if none has any; the error if they cannot be read."""
-    given = _given(points, "dynamic_json")
-    if given is None and not (has_others and spec.dynamic):
+    texts_sent = _field_values(points, "dynamic_json")
+    if texts_sent is None and not (has_others and spec.dynamic):
         return None
     if not spec.dynamic:
         what = "the index has declared attributes only; set `dynamic: true` in its spec"
-        return [None if text is None else _invalid("dynamic_json", what) for text in given or ()]
-    texts = given or [None] * len(points)
+        return [None if text is None else _invalid("dynamic_json", what) for text in texts_sent or ()]
+    texts = texts_sent or [None] * len(points)
     pairs = list(zip(points, texts, strict=True))
     return _until_error(pairs, lambda pair: _undeclared(*pair, spec), check)
 
@@ -267,12 +267,12 @@ def _undeclared(point: Datapoint, text: str | None, spec: IndexSpec) -> object:
 
 def _undeclared_values(point: Datapoint, text: str | None, spec: IndexSpec) -> dict[str, object]:
     attributes = point.attributes
-    others = [name for name in attributes if name not in spec.attributes]
-    check_json_size(sum(attributes[name].ByteSize() for name in others), path="attributes")
+    undeclared = [name for name in attributes if name not in spec.attributes]
+    check_json_size(sum(attributes[name].ByteSize() for name in undeclared), path="attributes")
     values = dict(parsed_dynamic(text, path="dynamic_json"))
     if declared := spec.attributes.keys() & values.keys():
         raise _invalid("dynamic_json", f"{min(declared)!r} is declared; write it in `attributes`")
-    for name in others:
+    for name in undeclared:
         if name in values:
             raise _invalid(f"attributes.{name:.80}", "is in dynamic_json, too")
         values[name] = _exact(attributes[name], f"attributes.{name:.80}")
@@ -304,10 +304,10 @@ def _invalid(path: str, what: str) -> InvalidRecordError:
 
 def _spans(points: Sequence[Datapoint]) -> dict[str, Field]:
     """Return where texts stand in their documents; a text of which nothing is said is the whole of its document."""
-    given = {name: _given(points, name) for name in SPAN}
-    if not any(given.values()):
+    spans = {name: _field_values(points, name) for name in SPAN}
+    if not any(spans.values()):
         return {}
-    columns = {name: values or [None] * len(points) for name, values in given.items()}
+    columns = {name: values or [None] * len(points) for name, values in spans.items()}
     for row, point in enumerate(points):
         if point.text and all(values[row] is None for values in columns.values()):
             columns["text_start"][row], columns["text_end"][row] = 0, len(point.text)

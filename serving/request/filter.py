@@ -167,9 +167,9 @@ def parse_geo(message: pb.Condition, name: str, kind: FieldKind, path: str) -> G
 
 
 def _circle(centre: pb.Value, radius: pb.Value, path: str) -> Circle:
-    latitude, longitude = _place(centre, path, ("lat", "lon"))
-    given = radius.WhichOneof("kind")
-    metres = float(getattr(radius, given)) if given in ("int_value", "float_value") else math.nan
+    latitude, longitude = _degrees_of(centre, path, ("lat", "lon"))
+    kind = radius.WhichOneof("kind")
+    metres = float(getattr(radius, kind)) if kind in ("int_value", "float_value") else math.nan
     if not 0 <= metres <= MAX_GEO_RADIUS_M:  # of NaN, too
         raise InvalidRequestError.at(
             f"{path}.radius_m", f"must be 0 to {MAX_GEO_RADIUS_M} metres, got {metres:g}"
@@ -178,23 +178,23 @@ def _circle(centre: pb.Value, radius: pb.Value, path: str) -> Circle:
 
 
 def _box(south_west: pb.Value, north_east: pb.Value, path: str) -> Box:
-    south, west = _place(south_west, path, ("south", "west"))
-    north, east = _place(north_east, path, ("north", "east"))
+    south, west = _degrees_of(south_west, path, ("south", "west"))
+    north, east = _degrees_of(north_east, path, ("north", "east"))
     if south > north:
         raise InvalidRequestError.at(f"{path}.south", f"must be at most north ({north:g}), got {south:g}")
     return Box(south, west, north, east)
 
 
-def _place(message: pb.Value, path: str, names: tuple[str, str]) -> tuple[float, float]:
+def _degrees_of(message: pb.Value, path: str, names: tuple[str, str]) -> tuple[float, float]:
     if message.WhichOneof("kind") != "geo_value":
         raise InvalidRequestError.at(path, f"needs a place with {' and '.join(names)}")
-    found = (message.geo_value.latitude, message.geo_value.longitude)
-    for name, degrees, most in zip(names, found, (90, 180), strict=True):
-        if not -most <= degrees <= most:  # NaN is not, either
+    point = (message.geo_value.latitude, message.geo_value.longitude)
+    for name, degrees, limit in zip(names, point, (90, 180), strict=True):
+        if not -limit <= degrees <= limit:  # NaN is not, either
             raise InvalidRequestError.at(
-                f"{path}.{name}", f"must be {-most} to {most} degrees, got {degrees:g}"
+                f"{path}.{name}", f"must be {-limit} to {limit} degrees, got {degrees:g}"
             )
-    return found
+    return point
 
 
 MatchOperator: TypeAlias = Literal["prefix", "substring", "ieq", "iprefix", "isubstring"]
@@ -268,8 +268,8 @@ def parse_match(message: pb.Condition, name: str, kind: FieldKind, path: str) ->
         raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
     value = message.values[0]
     if value.WhichOneof("kind") != "string_value":
-        given = str(value).strip() or "null"
-        raise InvalidRequestError.at(path, f"must be a string, got {given:.80}")
+        spelled = str(value).strip() or "null"
+        raise InvalidRequestError.at(path, f"must be a string, got {spelled:.80}")
     operator = MATCHES[message.operator]
     text = value.string_value
     # Folded here, so that filters that differ by case are one entry of the cache.
@@ -346,19 +346,19 @@ Node: TypeAlias = Condition | Not | AllOf | AnyOf
 
 def size_of(node: Node) -> int:
     """Return the memory of a filter in bytes."""
-    own = sys.getsizeof(node) + sys.getsizeof(getattr(node, "field", None))
+    node_bytes = sys.getsizeof(node) + sys.getsizeof(getattr(node, "field", None))
     match node:
         case AllOf(parts) | AnyOf(parts):
-            return own + sys.getsizeof(parts) + sum(map(size_of, parts))
+            return node_bytes + sys.getsizeof(parts) + sum(map(size_of, parts))
         case Not(part):
-            return own + size_of(part)
+            return node_bytes + size_of(part)
         case IsIn(_, values) | HasAll(_, values):
-            return own + sys.getsizeof(values) + sum(map(sys.getsizeof, values))
+            return node_bytes + sys.getsizeof(values) + sum(map(sys.getsizeof, values))
         case Compare(_, _, value) | StringMatch(_, _, value):
-            return own + sys.getsizeof(value)
+            return node_bytes + sys.getsizeof(value)
         case GeoWithin(_, area):
-            return own + sys.getsizeof(area) + 4 * sys.getsizeof(0.0)
-    return own
+            return node_bytes + sys.getsizeof(area) + 4 * sys.getsizeof(0.0)
+    return node_bytes
 
 
 def has_condition(node: Node) -> bool:
@@ -429,15 +429,15 @@ class _Parser:
         _not_empty(message, f"{path}.$and")
         # The path omits `$and`: clients also send it for several keys of one dictionary.
         parts = (self.node(item, path, depth + 1) for item in message.filters)
-        found = tuple(part for part in parts if part is not None)
-        return AllOf(found) if found else None
+        present = tuple(part for part in parts if part is not None)
+        return AllOf(present) if present else None
 
     def _any_of(self, message: pb.FilterList, path: str, depth: int) -> Node | None:
         _not_empty(message, f"{path}.$or")
         parts = [self.node(item, f"{path}.$or[{i}]", depth + 1) for i, item in enumerate(message.filters)]
-        found = tuple(part for part in parts if part is not None)
+        present = tuple(part for part in parts if part is not None)
         # One part that allows every row suffices; all parts are validated.
-        return AnyOf(found) if len(found) == len(parts) else None
+        return AnyOf(present) if len(present) == len(parts) else None
 
     def _condition(self, message: pb.Condition, path: str) -> Node:
         self._conditions += 1
@@ -464,14 +464,14 @@ class _Parser:
             return _is_in(name, message.values, kind, path)
         return _compare(message, name, kind, path)
 
-    def _field(self, given: str, path: str) -> tuple[str, FieldKind]:
+    def _field(self, dotted: str, path: str) -> tuple[str, FieldKind]:
         """Return the name of a field, and its type."""
-        name = field_name(given, self._fields, dynamic=self._dynamic)
-        if name is None or not given:
+        name = field_name(dotted, self._fields, dynamic=self._dynamic)
+        if name is None or not dotted:
             raise InvalidRequestError.at(
-                f"{path}.{given:.80}", unknown_name(given, self._fields, "attribute")
+                f"{path}.{dotted:.80}", unknown_name(dotted, self._fields, "attribute")
             )
-        return name, self._fields.get(given, "dynamic")
+        return name, self._fields.get(dotted, "dynamic")
 
 
 def _compare(message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:
@@ -488,20 +488,20 @@ def _compare(message: pb.Condition, name: str, kind: FieldKind, path: str) -> No
     return Compare(name, order, value)
 
 
-def unknown_name(name: str, known: Mapping[str, object], what: str) -> str:
+def unknown_name(name: str, choices: Mapping[str, object], what: str) -> str:
     """Return "no such `what`" with the most similar known name, or all known names if none is similar."""
     if is_too_long(name):
         return f"no such {what}; names have at most {MAX_NAME_BYTES} bytes, and {MAX_DEPTH} levels"
-    near = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.5)
-    return f"no such {what}; " + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}")
+    near = difflib.get_close_matches(name[:80], choices, n=1, cutoff=0.5)
+    return f"no such {what}; " + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(choices)}")
 
 
 _VALUES = "values; ask several times with a part of them, or filter by an attribute that these rows share"
 
 
-def _check_limit(count: int, most: int, path: str, what: str) -> None:
-    if count > most:
-        raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {most} {what}")
+def _check_limit(count: int, maximum: int, path: str, what: str) -> None:
+    if count > maximum:
+        raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {maximum} {what}")
 
 
 def _equals(name: str, message: pb.Value, kind: FieldKind, path: str) -> Node:
@@ -513,12 +513,14 @@ def _equals(name: str, message: pb.Value, kind: FieldKind, path: str) -> Node:
 def _is_in(name: str, messages: Sequence[pb.Value], kind: FieldKind, path: str) -> Node:
     if not messages:
         raise InvalidRequestError.at(path, "must not be empty")
-    given = [(i, message) for i, message in enumerate(messages) if message.WhichOneof("kind") is not None]
-    values = {_typed(value, kind, f"{path}[{i}]"): None for i, value in given}
+    values_set = [
+        (i, message) for i, message in enumerate(messages) if message.WhichOneof("kind") is not None
+    ]
+    values = {_typed(value, kind, f"{path}[{i}]"): None for i, value in values_set}
     node = IsIn(name, tuple(values))
-    if len(given) == len(messages):
+    if len(values_set) == len(messages):
         return node
-    return AnyOf((node, Not(Exists(name)))) if given else Not(Exists(name))
+    return AnyOf((node, Not(Exists(name)))) if values_set else Not(Exists(name))
 
 
 def _has(node: Exists | Empty, message: pb.Condition, path: str) -> Node:
@@ -534,8 +536,8 @@ def _negated(node: Node) -> Node:
 def _condition_path(message: pb.Condition, path: str) -> str:
     if message.operator == pb.OPERATOR_EQ:
         return f"{path}.{message.field}"
-    known = message.operator in pb.Operator.values()
-    name = pb.Operator.Name(message.operator) if known else str(message.operator)
+    is_defined = message.operator in pb.Operator.values()
+    name = pb.Operator.Name(message.operator) if is_defined else str(message.operator)
     return f"{path}.{message.field}.${name.removeprefix('OPERATOR_').lower()}"
 
 
@@ -548,12 +550,12 @@ def _typed(message: pb.Value, kind: FieldKind, path: str) -> Scalar:
     """Return the value converted to the attribute's type; conversions that lose information are refused."""
     if kind == "dynamic":
         return _any_scalar(message, path)
-    given = message.WhichOneof("kind")
-    if given not in _ACCEPTED[kind]:
+    kind_set = message.WhichOneof("kind")
+    if kind_set not in _ACCEPTED[kind]:
         raise InvalidRequestError.at(path, f"must be {_ARTICLES[kind]}, got {_shown(message)}")
-    if kind == "float" and given == "int_value" and float(message.int_value) != message.int_value:
+    if kind == "float" and kind_set == "int_value" and float(message.int_value) != message.int_value:
         return message.int_value  # between two floats: compared exactly, and equal to none
-    value = _datetime(message, path) if given == "timestamp_value" else getattr(message, given)
+    value = _datetime(message, path) if kind_set == "timestamp_value" else getattr(message, kind_set)
     if isinstance(value, float) and math.isnan(value):
         raise InvalidRequestError.at(path, "must be a number, got NaN; null stands for no value")
     element: AttributeType = "string" if kind == "string_list" else kind
@@ -566,14 +568,14 @@ def _typed(message: pb.Value, kind: FieldKind, path: str) -> Scalar:
 
 def _any_scalar(message: pb.Value, path: str) -> Scalar:
     """Return a value to compare a dynamic attribute with."""
-    given = message.WhichOneof("kind")
-    if given == "timestamp_value":
+    kind = message.WhichOneof("kind")
+    if kind == "timestamp_value":
         return _datetime(message, path)
-    if given not in _SCALARS:
+    if kind not in _SCALARS:
         raise InvalidRequestError.at(
             path, f"must be a string, a number, true or false, got {_shown(message)}"
         )
-    value: Scalar = getattr(message, given)
+    value: Scalar = getattr(message, kind)
     if isinstance(value, bool):
         return Truth(value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -59,43 +59,43 @@ class Knobs:
     """Candidates to rescore with exact distances, for `k + offset` hits."""
 
     @property
-    def given(self) -> bool:
+    def is_set(self) -> bool:
         """Whether any of them is set."""
         return self != _TUNED
 
-    def over(self, tuned: SearchSettings | None, wanted: int) -> SearchSettings | None:
+    def over(self, tuned: SearchSettings | None, hits: int) -> SearchSettings | None:
         """Return the tuned settings with these in their place; None (an exact search) stays None.
 
         Args:
             tuned: settings of the segment.
-            wanted: hits of the query, `k + offset`. `rescore` applies to this number of hits; a search for more hits
+            hits: hits of the query, `k + offset`. `rescore` applies to this number of hits; a search for more hits
                 rescores proportionally more candidates.
 
         """
-        if tuned is None or not self.given:
+        if tuned is None or not self.is_set:
             return tuned
-        known = tuned.at(wanted)
-        rescore = math.ceil((self.rescore or known.rescore) * TUNED_K / max(TUNED_K, wanted))
-        return SearchSettings(leaves=self.leaves or known.leaves, rescore=rescore)
+        settings = tuned.at(hits)
+        rescore = math.ceil((self.rescore or settings.rescore) * TUNED_K / max(TUNED_K, hits))
+        return SearchSettings(leaves=self.leaves or settings.leaves, rescore=rescore)
 
 
 _TUNED = Knobs()
 
 
-def parse_knobs(message: pb.SearchOptions, wanted: int) -> Knobs:
-    """Return the settings of a search for `wanted` hits; InvalidRequestError names the field that is wrong."""
+def parse_knobs(message: pb.SearchOptions, hits: int) -> Knobs:
+    """Return the settings of a search for `hits` hits; InvalidRequestError names the field that is wrong."""
     if not message.HasField("knobs"):
         return _TUNED
     if message.HasField("target_recall"):
         raise InvalidRequestError.at("knobs", "cannot be set together with `target_recall`")
-    given, leaves, rescore = message.knobs, None, None
-    if given.HasField("leaves"):
-        leaves = check_within("knobs.leaves", given.leaves, 1, limits.MAX_LEAVES)
-    if given.HasField("rescore"):
-        rescore = check_within("knobs.rescore", given.rescore, 1, limits.MAX_RESCORE)
-        if rescore < wanted:
+    knobs, leaves, rescore = message.knobs, None, None
+    if knobs.HasField("leaves"):
+        leaves = check_within("knobs.leaves", knobs.leaves, 1, limits.MAX_LEAVES)
+    if knobs.HasField("rescore"):
+        rescore = check_within("knobs.rescore", knobs.rescore, 1, limits.MAX_RESCORE)
+        if rescore < hits:
             raise InvalidRequestError.at(
-                "knobs.rescore", f"must be at least k + offset ({wanted}), got {rescore}"
+                "knobs.rescore", f"must be at least k + offset ({hits}), got {rescore}"
             )
     return Knobs(leaves=leaves, rescore=rescore)
 
@@ -196,7 +196,7 @@ class Options:
     def holds_recall(self) -> bool:
         """Whether the settings are chosen by a target recall of the unnamed vector, which live queries may move."""
         plain = not any(choice.name for choice in self.vectors)
-        return self.mode != "lexical" and plain and not self.exact and not self.knobs.given
+        return self.mode != "lexical" and plain and not self.exact and not self.knobs.is_set
 
     def raised(self, step: int, default_target: float) -> Options:
         """Return the options with the target recall moved by some steps; explicit knobs and exact search stay.
@@ -208,18 +208,18 @@ class Options:
         """
         if not step:
             return self
-        others = {mode: each.raised(step, default_target) for mode, each in self.by_mode.items()}
+        by_mode = {mode: each.raised(step, default_target) for mode, each in self.by_mode.items()}
         if not self.holds_recall:
-            return replace(self, by_mode=others) if others else self
-        asked = self.target_recall or default_target
-        target = raised_target(asked, step)
+            return replace(self, by_mode=by_mode) if by_mode else self
+        requested = self.target_recall or default_target
+        target = raised_target(requested, step)
         return replace(
             self,
-            by_mode=others,
+            by_mode=by_mode,
             target_recall=target,
             exact=target >= 1,
             recall_step=step,
-            asked_recall=asked,
+            asked_recall=requested,
         )
 
     def of(self, query: Query) -> Options:
@@ -277,7 +277,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     mode = _mode(message, spec, vectors)
     if mode in ("dense", "hybrid"):
         check_has_vectors(manifest, "mode")
-    if mode == "lexical" and vectors.given:
+    if mode == "lexical" and vectors.named:
         raise InvalidRequestError.at("vectors", "are for dense and hybrid search, the mode is lexical")
     options = Options(
         k=check_within("k", k, 1, limits.MAX_K),
@@ -299,9 +299,9 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     )
     if mode is not None:
         return options
-    others: dict[Mode, Options] = {other: replace(options, mode=other) for other in ("lexical", "hybrid")}
+    by_mode: dict[Mode, Options] = {mode: replace(options, mode=mode) for mode in ("lexical", "hybrid")}
     text_mode = _text_mode(message, spec, vectors, has_words=has_words) if vectors else "lexical"
-    return replace(options, text_mode=text_mode, by_mode=others)
+    return replace(options, text_mode=text_mode, by_mode=by_mode)
 
 
 def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fields:
@@ -318,23 +318,25 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
     """
     if len(names) > limits.MAX_RETURN_FIELDS:
         raise InvalidRequestError.at("fields", f"has more than {limits.MAX_RETURN_FIELDS} names")
-    known = dict.fromkeys((*_FIELDS, *spec.attributes))
-    others = tuple(dict.fromkeys(name for name in names if name not in known))
+    names_of_fields = dict.fromkeys((*_FIELDS, *spec.attributes))
+    undeclared = tuple(dict.fromkeys(name for name in names if name not in names_of_fields))
     for name in names:
-        if name not in known and not (
+        if name not in names_of_fields and not (
             spec.dynamic and name and not is_too_long(name)
         ):  # another name is of an attribute that no row has
-            raise InvalidRequestError.at("fields", f"{name!r:.80}: {unknown_name(name, known, 'field')}")
-    wanted = set(names) or set(known)
+            raise InvalidRequestError.at(
+                "fields", f"{name!r:.80}: {unknown_name(name, names_of_fields, 'field')}"
+            )
+    selected = set(names) or set(names_of_fields)
     return Fields(
-        title="title" in wanted,
-        text="text" in wanted,
-        payload="payload" in wanted,
-        offsets="offsets" in wanted,
-        attributes=tuple(name for name in spec.attributes if name in wanted),
+        title="title" in selected,
+        text="text" in selected,
+        payload="payload" in selected,
+        offsets="offsets" in selected,
+        attributes=tuple(name for name in spec.attributes if name in selected),
         vector=vector,
-        dynamic=spec.dynamic and (not names or bool(others)),
-        dynamic_names=others if spec.dynamic else (),
+        dynamic=spec.dynamic and (not names or bool(undeclared)),
+        dynamic_names=undeclared if spec.dynamic else (),
     )
 
 
@@ -345,25 +347,25 @@ _FIELDS = ("id", "document_id", "title", "text", "payload", "offsets")
 def _rerank(message: pb.SearchOptions) -> Rerank | None:
     if not message.HasField("rerank"):
         return None
-    given, candidates, budget_s = message.rerank, limits.DEFAULT_RERANK_CANDIDATES, None
-    if given.HasField("candidates"):
-        candidates = check_within("rerank", given.candidates, 1, limits.MAX_RERANK_CANDIDATES)
-    if given.HasField("time_budget_ms"):
-        budget_s = check_within("rerank.time_budget_ms", given.time_budget_ms, 1, limits.MAX_RERANK_MS) / 1000
+    settings, candidates, budget_s = message.rerank, limits.DEFAULT_RERANK_CANDIDATES, None
+    if settings.HasField("candidates"):
+        candidates = check_within("rerank", settings.candidates, 1, limits.MAX_RERANK_CANDIDATES)
+    if settings.HasField("time_budget_ms"):
+        budget_s = (
+            check_within("rerank.time_budget_ms", settings.time_budget_ms, 1, limits.MAX_RERANK_MS) / 1000
+        )
     return Rerank(candidates=candidates, time_budget_s=budget_s)
 
 
-def _highlight(
-    message: pb.SearchOptions, wanted: int, index: str, vectors: ChosenVectors
-) -> Highlight | None:
+def _highlight(message: pb.SearchOptions, hits: int, index: str, vectors: ChosenVectors) -> Highlight | None:
     if not message.HasField("highlight"):
         return None
-    if wanted > limits.MAX_HIGHLIGHTED:
+    if hits > limits.MAX_HIGHLIGHTED:
         raise InvalidRequestError.at(
-            "highlight", f"needs a k + offset of at most {limits.MAX_HIGHLIGHTED}, got {wanted}"
+            "highlight", f"needs a k + offset of at most {limits.MAX_HIGHLIGHTED}, got {hits}"
         )
-    given = message.highlight
-    by_encoder = given.by_encoder if given.HasField("by_encoder") else None
+    settings = message.highlight
+    by_encoder = settings.by_encoder if settings.HasField("by_encoder") else None
     encoded = vectors.of_sentences
     if by_encoder and encoded is None:
         raise InvalidRequestError.at("highlight.by_encoder", f"index {index!r} has no encoder")
@@ -388,11 +390,11 @@ def _text_mode(
     message: pb.SearchOptions, spec: IndexSpec, vectors: ChosenVectors, *, has_words: bool
 ) -> Mode:
     """Return the mode of queries by text where the request names none; not lexical if it names vectors."""
-    if spec.search.mode is not None and not (vectors.given and spec.search.mode == "lexical"):
+    if spec.search.mode is not None and not (vectors.named and spec.search.mode == "lexical"):
         return spec.search.mode
     if spec.lexical is None or not has_words:
         return "dense"
-    if not vectors.has_encoder and not vectors.given:
+    if not vectors.has_encoder and not vectors.named:
         return "lexical"
     # A fused score tells how good a hit is beside the best one of the same query: no threshold fits all queries.
     return "dense" if message.HasField("min_score") else "hybrid"
@@ -401,16 +403,16 @@ def _text_mode(
 def _fusion(
     message: pb.SearchOptions, mode: Mode | None, manifest: Manifest, vectors: ChosenVectors
 ) -> Fusion:
-    given = message.fusion
+    settings = message.fusion
     if message.HasField("fusion") and mode != "hybrid":
         if mode == "lexical" or len(vectors) < 2:
             raise InvalidRequestError.at("fusion", f"is for hybrid search, the mode is {mode}")
-        if given.HasField("alpha"):
+        if settings.HasField("alpha"):
             raise InvalidRequestError.at("fusion.alpha", f"is for hybrid search, the mode is {mode}")
-    if given.method != pb.FUSION_METHOD_UNSPECIFIED and given.method not in _METHODS:
-        raise InvalidRequestError.at("fusion", f"unknown method {given.method}")
-    method = _METHODS.get(given.method, manifest.spec.search.fusion)
-    alpha = given.alpha if given.HasField("alpha") else _default_alpha(method, manifest)
+    if settings.method != pb.FUSION_METHOD_UNSPECIFIED and settings.method not in _METHODS:
+        raise InvalidRequestError.at("fusion", f"unknown method {settings.method}")
+    method = _METHODS.get(settings.method, manifest.spec.search.fusion)
+    alpha = settings.alpha if settings.HasField("alpha") else _default_alpha(method, manifest)
     if not 0 <= alpha <= 1:
         raise InvalidRequestError.at("alpha", f"must be 0 to 1, got {alpha:g}")
     return Fusion(method=method, alpha=alpha)
@@ -452,10 +454,10 @@ _METHODS: dict[int, FusionMethod] = {number: method for method, number in WIRE_M
 def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, str]:
     if not message.HasField("crowding"):
         return None, "document_id"
-    most = check_within("max_per_group", message.crowding.max_per_group, 1, limits.MAX_K)
+    limit = check_within("max_per_group", message.crowding.max_per_group, 1, limits.MAX_K)
     group_by = message.crowding.group_by or "document_id"
     check_group_by(group_by, spec)
-    return most, group_by
+    return limit, group_by
 
 
 def check_group_by(name: str, spec: IndexSpec) -> None:
@@ -464,8 +466,8 @@ def check_group_by(name: str, spec: IndexSpec) -> None:
         return
     kind = spec.attributes.get(name)
     if kind is None:
-        known = dict.fromkeys(("document_id", *spec.attributes))
-        what = unknown_name(name, known, "declared attribute" if spec.dynamic else "attribute")
+        names = dict.fromkeys(("document_id", *spec.attributes))
+        what = unknown_name(name, names, "declared attribute" if spec.dynamic else "attribute")
         raise InvalidRequestError.at("group_by", f"{name!r:.80}: {what}")
     if kind == "string_list":
         raise InvalidRequestError.at("group_by", f"{name!r} is a string_list; a row would be in many groups")

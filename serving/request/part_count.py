@@ -54,24 +54,26 @@ def check_parts(kind: type[Message], data: bytes | bytearray) -> None:
         return
     name = kind.DESCRIPTOR.full_name
     most_of_field = MAX_PARTS if name in LARGE_FIELDS else MAX_FIELD_PARTS
-    found = _count_parts(
+    count = _count_parts(
         np.frombuffer(data, np.uint8), *_kinds(kind.DESCRIPTOR), MAX_PARTS, MAX_OWN_PARTS, most_of_field
     )
-    if found < 0:
+    if count < 0:
         raise InvalidRequestError(f"the request is not a {name}")
-    if found > MAX_PARTS:
+    if count > MAX_PARTS:
         raise InvalidRequestError(
             f"the {name} has too many parts: its lists may have {MAX_OWN_PARTS} items, a list of a filter "
             f"{MAX_FILTER_VALUES}, another field {most_of_field} values and parts, and all together {MAX_PARTS}"
         )
 
 
-def count_parts(kind: type[Message], data: bytes, most: int) -> int:
-    """Return the number of parts of an encoded message, 0 if it is small; more than `most`: too many; -1: invalid."""
+def count_parts(kind: type[Message], data: bytes, maximum: int) -> int:
+    """Return the number of parts of an encoded message; 0: it is small; more than `maximum`: too many; -1: invalid."""
     if len(data) <= SMALL_BYTES:
         return 0
-    found: int = _count_parts(np.frombuffer(data, np.uint8), *_kinds(kind.DESCRIPTOR), most, most, most)
-    return found
+    count: int = _count_parts(
+        np.frombuffer(data, np.uint8), *_kinds(kind.DESCRIPTOR), maximum, maximum, maximum
+    )
+    return count
 
 
 def warm_up() -> None:
@@ -91,27 +93,27 @@ def _kinds(root: Descriptor) -> tuple[np.ndarray, np.ndarray]:
     """
     messages = _messages(root)
     numbers = {message.full_name: number for number, message in enumerate(messages)}
-    most = max(field.number for message in messages for field in message.fields)
-    kinds_TF = np.zeros((len(messages), most + 1), np.int64)
+    largest = max(field.number for message in messages for field in message.fields)
+    kinds_TF = np.zeros((len(messages), largest + 1), np.int64)
     for message in messages:
         for field in message.fields:
             kinds_TF[numbers[message.full_name], field.number] = _kind(field, numbers)
-    lists_F = np.zeros(most + 1, bool)
+    lists_F = np.zeros(largest + 1, bool)
     lists_F[[field.number for field in root.fields if field.is_repeated]] = True
     return kinds_TF, lists_F
 
 
 def _messages(root: Descriptor) -> list[Descriptor]:
     """Return a message type and all types that it can contain, the root first."""
-    found = {root.full_name: root}
+    by_name = {root.full_name: root}
     pending = [root]
     while pending:
         for field in pending.pop().fields:
             inner = field.message_type
-            if inner is not None and inner.full_name not in found:
-                found[inner.full_name] = inner
+            if inner is not None and inner.full_name not in by_name:
+                by_name[inner.full_name] = inner
                 pending.append(inner)
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _kind(field: FieldDescriptor, numbers: dict[str, int]) -> int:
@@ -161,19 +163,19 @@ def _count_parts(
     data_B: np.ndarray,
     kinds_TF: np.ndarray,
     lists_F: np.ndarray,
-    most: int,
+    maximum: int,
     most_own: int,
     most_of_field: int,
 ) -> int:
-    """Return the number of parts; `most` + 1 if there are too many; -1 if the data is not a valid message.
+    """Return the number of parts; `maximum` + 1 if there are too many; -1 if the data is not a valid message.
 
     A field that is no list counts as often as it occurs: the decoder joins all of them.
     """
     ends_D, types_D = np.zeros(MAX_DEPTH + 1, np.int64), np.zeros(MAX_DEPTH + 1, np.int64)
     ends_D[0] = len(data_B)
-    depth = at = parts = own = of_item = of_others = 0
+    depth = at = parts = total = of_item = of_others = 0
     in_list = False
-    while parts <= most and own <= most_own and max(of_item, of_others) <= most_of_field:
+    while parts <= maximum and total <= most_own and max(of_item, of_others) <= most_of_field:
         while depth > 0 and at == ends_D[depth]:
             depth -= 1
         if at == ends_D[depth]:
@@ -185,7 +187,7 @@ def _count_parts(
         if kind != 0:
             parts += 1
             if depth == 0:
-                own, of_item, in_list = own + 1, 0, lists_F[number]
+                total, of_item, in_list = total + 1, 0, lists_F[number]
             if in_list:
                 of_item += 1
             else:
@@ -195,4 +197,4 @@ def _count_parts(
             ends_D[depth], types_D[depth] = at + size, kind - 1
         else:
             at += size
-    return most + 1
+    return maximum + 1

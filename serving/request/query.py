@@ -86,7 +86,7 @@ class ChosenVectors:
     """The vectors of a search, in the order of the request; none: the index has no vectors."""
 
     choices: tuple[VectorChoice, ...]
-    given: bool
+    named: bool
     """Whether the request names them: each must then fit every query. Else those that fit a query are searched."""
 
     def __len__(self) -> int:
@@ -113,31 +113,31 @@ class ChosenVectors:
         return max(encoded, key=lambda choice: choice.of_text, default=None)
 
 
-NO_CHOICE = ChosenVectors((), given=False)
+NO_CHOICE = ChosenVectors((), named=False)
 
 
-def parse_vectors(given: Sequence[pb.VectorChoice], manifest: Manifest) -> ChosenVectors:
+def parse_vectors(choices: Sequence[pb.VectorChoice], manifest: Manifest) -> ChosenVectors:
     """Return the vectors that a request names; else the unnamed one, or all named ones of an index without it.
 
     Raises:
         InvalidRequestError: an unknown name, a name twice, a weight that is not above 0, or too many choices.
 
     """
-    if not given:
+    if not choices:
         return _default(manifest)
-    if len(given) > limits.MAX_VECTOR_CHOICES:
+    if len(choices) > limits.MAX_VECTOR_CHOICES:
         raise InvalidRequestError.at(
-            "vectors", f"must have at most {limits.MAX_VECTOR_CHOICES} items, got {len(given)}"
+            "vectors", f"must have at most {limits.MAX_VECTOR_CHOICES} items, got {len(choices)}"
         )
-    names = [choice.name for choice in given]
-    weights = [_weight(choice, f"vectors[{i}].weight") for i, choice in enumerate(given)]
+    names = [choice.name for choice in choices]
+    weights = [_weight(choice, f"vectors[{i}].weight") for i, choice in enumerate(choices)]
     for i, name in enumerate(names):
         if name in names[:i]:
             raise InvalidRequestError.at(f"vectors[{i}].name", f"{name!r} is given twice")
         _check_known(name, manifest, f"vectors[{i}].name")
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]
-    return ChosenVectors(tuple(map(partial(_choice, manifest), names, shares)), given=True)
+    return ChosenVectors(tuple(map(partial(_choice, manifest), names, shares)), named=True)
 
 
 def check_has_vectors(manifest: Manifest, field: str) -> None:
@@ -152,7 +152,7 @@ def check_has_vectors(manifest: Manifest, field: str) -> None:
 
 def _default(manifest: Manifest) -> ChosenVectors:
     names = [""] if manifest.dimensions else list(manifest.named_vectors)
-    return ChosenVectors(tuple(_choice(manifest, name, 1 / len(names)) for name in names), given=False)
+    return ChosenVectors(tuple(_choice(manifest, name, 1 / len(names)) for name in names), named=False)
 
 
 def _choice(manifest: Manifest, name: str, weight: float) -> VectorChoice:
@@ -269,8 +269,8 @@ class Vectors(Sequence[ByVector]):
     def __getitem__(self, number: slice) -> Vectors: ...
     def __getitem__(self, number: int | slice) -> ByVector | Vectors:
         """Return one query, or the queries of a slice."""
-        found = self.vectors_QD[number]
-        return Vectors(found) if isinstance(number, slice) else ByVector(found)
+        vectors = self.vectors_QD[number]
+        return Vectors(vectors) if isinstance(number, slice) else ByVector(vectors)
 
 
 def parse_query(
@@ -318,12 +318,14 @@ def _by_vector(vector_D: np.ndarray, vectors: ChosenVectors, path: str) -> ByVec
     if len(vectors.choices) == 1:
         return ByVector(_search_ready(vector_D, vectors.choices[0].manifest, path))
     fitting = [len(vector_D) == choice.manifest.dimensions for choice in vectors]
-    if not all(fitting) and (vectors.given or not any(fitting)):
-        known = ", ".join(f"{choice.name or 'unnamed'}: {choice.manifest.dimensions}" for choice in vectors)
-        which = "each of" if vectors.given else "one of"
+    if not all(fitting) and (vectors.named or not any(fitting)):
+        dimensions = ", ".join(
+            f"{choice.name or 'unnamed'}: {choice.manifest.dimensions}" for choice in vectors
+        )
+        which = "each of" if vectors.named else "one of"
         raise InvalidRequestError.at(
             path,
-            f"must have the dimensions of {which} the vectors that are searched ({known}), got {len(vector_D)}",
+            f"must have the dimensions of {which} the vectors that are searched ({dimensions}), got {len(vector_D)}",
         )
     return ByVectors(
         tuple(
@@ -413,16 +415,16 @@ def count_queries(request: pb.SearchManyRequest, packed: bytes | None = None) ->
     return len(request.queries) or len(packed) // (4 * max(1, vectors.dimensions))
 
 
-def check_count(field: str, count: int, most: int) -> None:
-    """Raise InvalidRequestError unless a list has 1 to `most` items."""
-    if not 1 <= count <= most:
-        raise InvalidRequestError.at(field, f"must have 1 to {most} items, got {count}")
+def check_count(field: str, count: int, maximum: int) -> None:
+    """Raise InvalidRequestError unless a list has 1 to `maximum` items."""
+    if not 1 <= count <= maximum:
+        raise InvalidRequestError.at(field, f"must have 1 to {maximum} items, got {count}")
 
 
-def check_within(field: str, value: int, least: int, most: int) -> int:
-    """Return a number; InvalidRequestError unless it is `least` to `most`."""
-    if not least <= value <= most:
-        raise InvalidRequestError.at(field, f"must be {least} to {most}, got {value}")
+def check_within(field: str, value: int, least: int, maximum: int) -> int:
+    """Return a number; InvalidRequestError unless it is `least` to `maximum`."""
+    if not least <= value <= maximum:
+        raise InvalidRequestError.at(field, f"must be {least} to {maximum}, got {value}")
     return value
 
 

@@ -131,10 +131,10 @@ def parse_page_token(text: str, manifest: Manifest, digest: bytes) -> PageToken:
     if data is None or _POSITION.fullmatch(position) is None:
         raise InvalidRequestError.at("page_token", f"is not a token of a scan: {text!r:.80}")
     content, mac = data[: _SNAPSHOT.size], data[_SNAPSHOT.size :]
-    _, version, sequence, asked = _SNAPSHOT.unpack(content)
+    _, version, sequence, sent_digest = _SNAPSHOT.unpack(content)
     if not hmac.compare_digest(mac, _mac(manifest, content)):
         raise InvalidRequestError.at("page_token", f"is not a token of index {manifest.index!r}")
-    if asked != digest:
+    if sent_digest != digest:
         raise InvalidRequestError.at(
             "page_token",
             "is of another request: filter, fields, vectors, order, sample and seed must be those of the first page",
@@ -171,11 +171,11 @@ def page_size_of(request: pb.ScanRequest) -> int:
 
 def _order(message: pb.OrderBy, spec: IndexSpec) -> RowOrder:
     name = message.field
-    known = {**FIXED_FIELDS, **spec.attributes}
+    kinds = {**FIXED_FIELDS, **spec.attributes}
     field = field_name(name, spec.attributes, dynamic=spec.dynamic) if name else None
     if field is None:
-        raise InvalidRequestError.at("order_by", f"{name!r:.80}: {unknown_name(name, known, 'attribute')}")
-    if (kind := known.get(name)) in _UNSORTED:
+        raise InvalidRequestError.at("order_by", f"{name!r:.80}: {unknown_name(name, kinds, 'attribute')}")
+    if (kind := kinds.get(name)) in _UNSORTED:
         raise InvalidRequestError.at("order_by", f"{name!r} is a {kind}, which has no order")
     return RowOrder(field, message.descending)
 
@@ -244,7 +244,7 @@ def parse_filters(
     return [_both(where, node) for node in each]
 
 
-def _both(one: Node | None, other: Node | None) -> Node | None:
-    if one is None or other is None:
-        return one or other
-    return AllOf((one, other))
+def _both(first: Node | None, second: Node | None) -> Node | None:
+    if first is None or second is None:
+        return first or second
+    return AllOf((first, second))

@@ -122,23 +122,23 @@ class _Batch:
         table = self._validated(numbers, partial=True)
         if self._errors:
             return {}
-        found = {}
+        changes = {}
         for number, row in zip(numbers, table.to_pylist(), strict=True):
             self._deadline.check()
-            found[number] = self._changes(_mask(self.items[number]), row)
-        return found
+            changes[number] = self._changes(_mask(self.items[number]), row)
+        return changes
 
     def _changes(self, mask: Sequence[str], row: dict[str, Any]) -> _Changes:
         fields = [name for name in mask if not _is_vector(name)]
         dynamic = [name for name in fields if self._is_dynamic(name)]
-        given = json.loads(row.get(DYNAMIC_COLUMN) or "{}") if dynamic else {}
+        dynamic_values = json.loads(row.get(DYNAMIC_COLUMN) or "{}") if dynamic else {}
         values = {
             column: row[column] for column in map(_column, (name for name in fields if name not in dynamic))
         }
         vectors, encoded = self._changed_vectors(mask, row, values.keys())
         return _Changes(
             values | {vector_column(name): vector for name, vector in vectors.items()},
-            {name: given.get(name) for name in map(_column, dynamic)},
+            {name: dynamic_values.get(name) for name in map(_column, dynamic)},
             encoded,
         )
 
@@ -150,16 +150,16 @@ class _Batch:
         Those are encoded of which a mask changes the text, or leaves out the vector while it names all.
         """
         replaced = {name for name in self._named if _VECTORS in mask or f"{_VECTORS}.{name}" in mask}
-        given = {name: row[vector_column(name)] for name in replaced}
+        before = {name: row[vector_column(name)] for name in replaced}
         encoded = {
             name
             for name in self._spec.named_encoders
-            if (name not in replaced or (given[name] is None and f"{_VECTORS}.{name}" not in mask))
+            if (name not in replaced or (before[name] is None and f"{_VECTORS}.{name}" not in mask))
             and (name in replaced or self._spec.text_field(name) in changed)
         }
         vectors = {
             name: None if value is None else np.array(value, np.float32)
-            for name, value in given.items()
+            for name, value in before.items()
             if name not in encoded
         }
         return vectors, tuple(sorted(encoded))
@@ -170,21 +170,21 @@ class _Batch:
 
     def conditions(self, numbers: Sequence[int]) -> dict[int, Condition]:
         """Return the conditions of some items, of those that have one."""
-        found = {}
+        conditions = {}
         for number in (number for number in numbers if self.items[number].HasField("condition")):
             try:
-                found[number] = _condition(self.items[number].condition, f"{_path(number)}.condition")
+                conditions[number] = _condition(self.items[number].condition, f"{_path(number)}.condition")
             except InvalidRequestError as error:
                 self._errors.setdefault(number, error)
-        return found
+        return conditions
 
     def check(self) -> None:
         """Raise the first error, if there is any; two items with one id are an error, too."""
         if len(self._ids) < len(self.items):
             first: dict[str, int] = {}
             for number, name in enumerate(item.datapoint.id for item in self.items):
-                if (other := first.setdefault(name, number)) != number:
-                    self._note(number, "datapoint.id", f"{name!r:.200} is also that of {_path(other)}")
+                if (earlier := first.setdefault(name, number)) != number:
+                    self._note(number, "datapoint.id", f"{name!r:.200} is also that of {_path(earlier)}")
         if self._errors:
             raise self._errors[min(self._errors)]
 
@@ -238,22 +238,22 @@ class _Batch:
         """Note what is in the mask and cannot be changed, or in the item and not in the mask."""
         point, mask = item.datapoint, _mask(item)
         vectors = [_VECTORS, *(f"{_VECTORS}.{name}" for name in self._named)] if self._named else []
-        known = dict.fromkeys(
+        fields = dict.fromkeys(
             (*_COLUMNS, *(f"{_ATTRIBUTES}{name}" for name in self._spec.attributes), *vectors)
         )
         for name in mask:
             if self._is_dynamic(name):
                 self._check_name(number, name)
-            elif name not in known:
-                self._note(number, "update_mask", f"{name!r:.80}: {unknown_name(name, known, 'field')}")
-        given = {field.name for field, _ in point.ListFields()}
+            elif name not in fields:
+                self._note(number, "update_mask", f"{name!r:.80}: {unknown_name(name, fields, 'field')}")
+        fields_set = {field.name for field, _ in point.ListFields()}
         for name in _NEVER_IN_PART:
-            if name in given:
+            if name in fields_set:
                 self._note(
                     number, f"datapoint.{name}", "cannot be changed with an update_mask; write it whole"
                 )
         for name in (*_COLUMNS, *(f"{_ATTRIBUTES}{name}" for name in point.attributes)):
-            if name not in mask and (name in given or name not in _COLUMNS):
+            if name not in mask and (name in fields_set or name not in _COLUMNS):
                 self._note(number, f"datapoint.{name}", "is not in the update_mask")
         for name in point.vectors if _VECTORS not in mask else ():
             if f"{_VECTORS}.{name}" not in mask:
@@ -304,11 +304,11 @@ def parse_attribute_change(
     """
     if not attributes:
         raise InvalidRequestError.at("attributes", "must name at least one attribute")
-    known = manifest.spec.attributes
-    unknown = [name for name in attributes if name not in known]
+    declared = manifest.spec.attributes
+    unknown = [name for name in attributes if name not in declared]
     if unknown and not manifest.spec.dynamic:
         raise InvalidRequestError.at(
-            f"{_ATTRIBUTES}{unknown[0]:.80}", unknown_name(unknown[0], known, "attribute")
+            f"{_ATTRIBUTES}{unknown[0]:.80}", unknown_name(unknown[0], declared, "attribute")
         )
     mask = FieldMask(paths=[f"{_ATTRIBUTES}{name}" for name in attributes])
     point = Datapoint(id="any", attributes=attributes)

@@ -79,10 +79,10 @@ class KeyRing:
     def principal(self, text: str, now_s: float) -> Principal | None:
         """Return the caller that a key identifies at `now_s` (seconds since 1970); None if unknown or expired."""
         match = _KEY.fullmatch(text)
-        known = self._keys.get(match["id"]) if match else None
-        if match is None or known is None:
+        entry = self._keys.get(match["id"]) if match else None
+        if match is None or entry is None:
             return None
-        digest, principal, expires_s = known
+        digest, principal, expires_s = entry
         if not hmac.compare_digest(hashlib.sha256(match["secret"].encode()).digest(), digest):
             return None
         return principal if expires_s is None or now_s < expires_s else None
@@ -181,9 +181,9 @@ class KeyFile:
         """
         with locked(self.path):
             keys = self.read()
-            found = _named(key, keys, self.path)
-            self._write([other for other in keys if other.id != found.id])
-        return found
+            match = _named(key, keys, self.path)
+            self._write([stored for stored in keys if stored.id != match.id])
+        return match
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
         items = [
@@ -194,18 +194,18 @@ class KeyFile:
 
 def _named(text: str, keys: Sequence[ApiKey], path: Path) -> ApiKey:
     """Return the key with an id or a name; ids come first, since a name may look like an id."""
-    found = [key for key in keys if key.id == text] or [key for key in keys if key.name == text]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        ids = ", ".join(f"{key.id} (made {key.created_at})" for key in found)
+    matches = [key for key in keys if key.id == text] or [key for key in keys if key.name == text]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        ids = ", ".join(f"{key.id} (made {key.created_at})" for key in matches)
         raise ConfigError(
-            f"key: {len(found)} keys have the name {text!r:.70}; give the id of one: {ids}", field="key"
+            f"key: {len(matches)} keys have the name {text!r:.70}; give the id of one: {ids}", field="key"
         )
     names = sorted({key.name for key in keys})
     near = difflib.get_close_matches(text, [*names, *(key.id for key in keys)], n=1)
-    known = f"it has {', '.join(names[:20])}" if names else "it has none"
-    hint = f"; did you mean {near[0]}?" if near else f"; {known}"
+    names_text = f"it has {', '.join(names[:20])}" if names else "it has none"
+    hint = f"; did you mean {near[0]}?" if near else f"; {names_text}"
     raise ConfigError(f"key: there is no key {text!r:.70} in {path}{hint}", field="key")
 
 
@@ -214,10 +214,10 @@ def _indexes(item: dict[str, Any]) -> tuple[str, ...] | None:
 
     Any other value opens no index, and neither does an empty list: removing its last name must not open all.
     """
-    given = item.get("indexes", ALL_INDEXES)
-    if given == ALL_INDEXES:
+    indexes = item.get("indexes", ALL_INDEXES)
+    if indexes == ALL_INDEXES:
         return None
-    return tuple(name for name in given if isinstance(name, str)) if isinstance(given, list) else ()
+    return tuple(name for name in indexes if isinstance(name, str)) if isinstance(indexes, list) else ()
 
 
 def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:

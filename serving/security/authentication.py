@@ -256,11 +256,11 @@ class Authenticator:
 
 def _credential(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
     """Return the key or token of a call; None if it has none, or more than one."""
-    given = [(key, value) for key, value in metadata or () if key in ("authorization", _KEY_HEADER)]
+    credentials = [(key, value) for key, value in metadata or () if key in ("authorization", _KEY_HEADER)]
     # Of two values, a proxy in front of this server could read the other one.
-    if len(given) != 1:
+    if len(credentials) != 1:
         return None
-    [(key, value)] = given
+    [(key, value)] = credentials
     if not isinstance(value, str):
         return None
     if key == _KEY_HEADER:
@@ -298,7 +298,7 @@ class Authorizer:
         self._scope_of = scope_of
         self._about = about
 
-    def known(self, metadata: Metadata) -> Principal:
+    def caller(self, metadata: Metadata) -> Principal:
         """Return the caller, for any method; raise UnauthenticatedError without valid credentials."""
         principal = self._authenticator.principal(metadata)
         if principal is None:
@@ -314,7 +314,7 @@ class Authorizer:
             PermissionDeniedError: the caller lacks the method's scope.
 
         """
-        principal = self.known(metadata)
+        principal = self.caller(metadata)
         scope = self._scope_of(path)
         if scope is None:
             raise UnsupportedError(f"there is no such method{_hint(path) or self._about}")

@@ -91,7 +91,7 @@ _FILES = ("keys_file", "jwks_file", "tls_cert", "tls_key", "client_ca")
 
 def _check_complete(config: SecurityConfig, *names: str) -> None:
     """Raise ConfigError unless all of these options are given, or none."""
-    given = [name for name in names if getattr(config, name)]
-    if given and len(given) < len(names):
-        missing = next(name for name in names if name not in given)
-        raise ConfigError(f"{missing}: is needed with {given[0]}", field=missing)
+    options_set = [name for name in names if getattr(config, name)]
+    if options_set and len(options_set) < len(names):
+        missing = next(name for name in names if name not in options_set)
+        raise ConfigError(f"{missing}: is needed with {options_set[0]}", field=missing)

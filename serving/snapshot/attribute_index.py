@@ -124,9 +124,9 @@ def _folded(values: pa.StringArray) -> pa.StringArray:
     is_ascii = pc.string_is_ascii(values)
     if pc.all(is_ascii).as_py() in (True, None):
         return lower
-    others = pc.invert(is_ascii)
-    folded = [text.casefold() for text in values.filter(others).to_pylist()]
-    return pc.replace_with_mask(lower, others, pa.array(folded, values.type))
+    rest_mask = pc.invert(is_ascii)
+    folded = [text.casefold() for text in values.filter(rest_mask).to_pylist()]
+    return pc.replace_with_mask(lower, rest_mask, pa.array(folded, values.type))
 
 
 Operator = Literal["eq", "gt", "gte", "lt", "lte"]
@@ -256,20 +256,20 @@ class AttributePostings(Field):
                 values = pa.array(values, self._type).cast(pa.int64()).to_pylist()
             elif pa.types.is_floating(self._type):
                 values = [value for value in values if float(value) == value]  # Python compares exactly
-            return _places(self._values, np.array(values))
+            return _positions(self._values, np.array(values))
         if FEW_VALUES * len(values) < len(self._values):
             strings = ArrowStrings(self._values)
-            places = [(value, bisect_left(strings, value)) for value in values]
+            positions = [(value, bisect_left(strings, value)) for value in values]
             return np.array(
-                [at for value, at in places if at < len(strings) and strings[at] == value], np.int64
+                [at for value, at in positions if at < len(strings) and strings[at] == value], np.int64
             )
         # One hash of each value. A bisection for each makes Python strings, under the interpreter's lock.
-        wanted = pa.array(values, self._values.type)
-        return np.flatnonzero(_bools(pc.is_in(self._values, value_set=wanted)))
+        value_array = pa.array(values, self._values.type)
+        return np.flatnonzero(_bools(pc.is_in(self._values, value_set=value_array)))
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
         """As `Field.compare`; the rows are in the order of their values."""
-        low, high = self._place(value)
+        low, high = self._range_of(value)
         start, stop = {
             "eq": (low, high),
             "gt": (high, len(self._values)),
@@ -281,9 +281,9 @@ class AttributePostings(Field):
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
         """As `Field.has_all`."""
-        wanted = list(values)
-        numbers = self._numbers(wanted)
-        if len(numbers) < len(wanted):
+        value_list = list(values)
+        numbers = self._numbers(value_list)
+        if len(numbers) < len(value_list):
             return NO_ROWS
         runs = [self._rows_P[self._starts[number] : self._starts[number + 1]] for number in numbers.tolist()]
         return common_rows(sorted(runs, key=len), self._rows)
@@ -339,14 +339,14 @@ class AttributePostings(Field):
             values = pa.array(values).cast(self._type)
         return (ValueRuns(_kind_of(self._type), values, self._starts, self._rows_P),)
 
-    def _place(self, value: Any) -> tuple[int, int]:
+    def _range_of(self, value: Any) -> tuple[int, int]:
         """Return where a value begins and ends among the distinct values: the range has 1 value, or 0."""
         if pa.types.is_timestamp(self._type):
             value = pa.scalar(value, self._type).value
         if isinstance(self._values, np.ndarray):
             if pa.types.is_floating(self._type) and (near := float(value)) != value:  # between two floats
-                place = int(np.searchsorted(self._values, near, "left" if near > value else "right"))
-                return place, place
+                position = int(np.searchsorted(self._values, near, "left" if near > value else "right"))
+                return position, position
             bounds = [int(np.searchsorted(self._values, value, side)) for side in ("left", "right")]
             return bounds[0], bounds[1]
         strings = ArrowStrings(self._values)
@@ -359,13 +359,13 @@ FEW_VALUES = 2048
 """A bisection takes as long as hashing this many strings."""
 
 
-def _places(values_V: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _positions(values_V: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return where some values stand among distinct ones, which ascend; those that do not are left out."""
     if not len(values_V):
         return NO_ROWS
-    places = np.minimum(np.searchsorted(values_V, wanted), len(values_V) - 1)
-    found: np.ndarray = places[values_V[places] == wanted]
-    return found
+    positions = np.minimum(np.searchsorted(values_V, values), len(values_V) - 1)
+    matches: np.ndarray = positions[values_V[positions] == values]
+    return matches
 
 
 def common_rows(runs: list[np.ndarray], rows: int) -> np.ndarray:
@@ -376,15 +376,15 @@ def common_rows(runs: list[np.ndarray], rows: int) -> np.ndarray:
         rows: N.
 
     """
-    found = runs[0]
+    common = runs[0]
     for run in runs[1:]:
-        if SPARSE * len(found) <= len(run):
-            found = found[run[np.minimum(np.searchsorted(run, found), len(run) - 1)] == found]
+        if SPARSE * len(common) <= len(run):
+            common = common[run[np.minimum(np.searchsorted(run, common), len(run) - 1)] == common]
         else:
             mask_N = np.zeros(rows, bool)
             mask_N[run] = True
-            found = found[mask_N[found]]
-    return found
+            common = common[mask_N[common]]
+    return common
 
 
 def _flattened(array: pa.Array) -> tuple[np.ndarray, pa.Array]:

@@ -42,28 +42,30 @@ class DynamicField(Field):
 
     """
 
-    def __init__(self, found: DynamicValues) -> None:
-        super().__init__(found.rows)
-        self._present_N = found.present_N
-        self.lists = found.lists
+    def __init__(self, dynamic: DynamicValues) -> None:
+        super().__init__(dynamic.rows)
+        self._present_N = dynamic.present_N
+        self.lists = dynamic.lists
         """The rows whose value is a list, int32, ascending; their elements are values like all others."""
-        self._nested = found.nested
+        self._nested = dynamic.nested
         self._parts: dict[ValueKind, AttributePostings] = {
-            kind: AttributePostings.of_values(found.rows, rows_P, values)
-            for kind, (rows_P, values) in found.by_kind.items()
+            kind: AttributePostings.of_values(dynamic.rows, rows_P, values)
+            for kind, (rows_P, values) in dynamic.by_kind.items()
         }
         self._spelled = self._parts.get("string")
         """The strings as they are written."""
         self._times: AttributePostings | None = None
         """Those that are times."""
         if self._spelled is not None:
-            rows_P, values = found.by_kind["string"]
+            rows_P, values = dynamic.by_kind["string"]
             texts, is_time_V = instants(values.dictionary)
             if is_time_V.any():
                 in_utc = pa.DictionaryArray.from_arrays(values.indices, texts)
-                self._parts["string"] = AttributePostings.of_values(found.rows, rows_P, in_utc)
-                own = np.flatnonzero(is_time_V[values.indices.to_numpy()])
-                self._times = AttributePostings.of_values(found.rows, rows_P[own], in_utc.take(pa.array(own)))
+                self._parts["string"] = AttributePostings.of_values(dynamic.rows, rows_P, in_utc)
+                is_time = np.flatnonzero(is_time_V[values.indices.to_numpy()])
+                self._times = AttributePostings.of_values(
+                    dynamic.rows, rows_P[is_time], in_utc.take(pa.array(is_time))
+                )
 
     @classmethod
     def of(cls, segment: Segment, name: str, check: Callable[[], None]) -> DynamicField:
@@ -82,9 +84,9 @@ class DynamicField(Field):
     @property
     def size_bytes(self) -> int:
         """Memory that this takes."""
-        own = self._present_N.nbytes + self.lists.nbytes + self._nested.nbytes
-        parts = {*self._parts.values(), *self._written(), *([] if self._times is None else [self._times])}
-        return int(own + sum(part.size_bytes for part in parts))
+        own_bytes = self._present_N.nbytes + self.lists.nbytes + self._nested.nbytes
+        parts = {*self._parts.values(), *self._as_written(), *([] if self._times is None else [self._times])}
+        return int(own_bytes + sum(part.size_bytes for part in parts))
 
     def part(self, kind: ValueKind) -> AttributePostings | None:
         """Return the index of the values of one type; None if there are none."""
@@ -92,19 +94,21 @@ class DynamicField(Field):
 
     def among(self, values: Iterable[Any]) -> np.ndarray:
         """As `Field.among`."""
-        return _joined([part.among(wanted) for part, wanted in self._wanted(values)])
+        return _joined([part.among(part_values) for part, part_values in self._by_part(values)])
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
         """As `Field.compare`."""
         if operator == "eq":
             return self.among([value])
-        return _joined([part.compare(own, bound) for part, own, bound in self._bounds(operator, value)])
+        return _joined(
+            [part.compare(part_value, bound) for part, part_value, bound in self._bounds(operator, value)]
+        )
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
         """As `Field.has_all`."""
         runs = [self.lists]
         for value in values:
-            parts = [part.among(wanted) for part, wanted in self._wanted([value])]
+            parts = [part.among(part_values) for part, part_values in self._by_part([value])]
             runs.append(parts[0] if len(parts) == 1 else np.unique(_joined(parts)))
         return common_rows(sorted(runs, key=len), self._rows)
 
@@ -126,24 +130,26 @@ class DynamicField(Field):
 
     def runs(self) -> Sequence[ValueRuns]:
         """Return the distinct values with their rows: of each exact type, and all nested values as one."""
-        runs = [run for part in self._written() for run in part.runs()]
+        runs = [run for part in self._as_written() for run in part.runs()]
         if len(self._nested):
             bounds = np.array([0, len(self._nested)], np.int64)
             runs.append(ValueRuns("other", pa.nulls(1), bounds, self._nested))
         return runs
 
-    def _written(self) -> list[AttributePostings]:
+    def _as_written(self) -> list[AttributePostings]:
         """Return the index of each type, of strings as they are written."""
         parts = {**self._parts} if self._spelled is None else {**self._parts, "string": self._spelled}
         return list(parts.values())
 
-    def _wanted(self, values: Iterable[Any]) -> Iterator[tuple[AttributePostings, list[Any]]]:
+    def _by_part(self, values: Iterable[Any]) -> Iterator[tuple[AttributePostings, list[Any]]]:
         """Return the parts that may have some of the values, and these as each part has them."""
         by_kind: dict[ValueKind, list[Any]] = {}
         for value in values:
-            for kind, own in _equal_values(value):
-                by_kind.setdefault(kind, []).append(own)
-        return ((self._parts[kind], wanted) for kind, wanted in by_kind.items() if kind in self._parts)
+            for kind, typed_value in _equal_values(value):
+                by_kind.setdefault(kind, []).append(typed_value)
+        return (
+            (self._parts[kind], part_values) for kind, part_values in by_kind.items() if kind in self._parts
+        )
 
     def _bounds(self, operator: Operator, value: Any) -> Iterator[tuple[AttributePostings, Operator, Any]]:
         """Return the parts that may have values on this side of a value, and the bound as each part has it."""
@@ -161,7 +167,7 @@ class DynamicField(Field):
                 yield self._parts[kind], *bound
 
 
-_LEAST, _MOST = -(2**63), 2**63 - 1
+_LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 
 def _equal_values(value: Any) -> Iterator[tuple[ValueKind, Any]]:
@@ -178,7 +184,7 @@ def _equal_values(value: Any) -> Iterator[tuple[ValueKind, Any]]:
             yield "float", float(value)
     else:
         yield "float", value
-        if value.is_integer() and _LEAST <= value <= _MOST:
+        if value.is_integer() and _LEAST <= value <= _GREATEST:
             yield "int", int(value)
 
 
@@ -188,9 +194,9 @@ def _int_bound(operator: Operator, value: float) -> tuple[Operator, int] | None:
         return operator, value
     if operator in ("gt", "gte"):
         least = math.floor(value) + 1 if operator == "gt" else math.ceil(value)
-        return None if least > _MOST else ("gte", max(least, _LEAST))
-    most = math.ceil(value) - 1 if operator == "lt" else math.floor(value)
-    return None if most < _LEAST else ("lte", min(most, _MOST))
+        return None if least > _GREATEST else ("gte", max(least, _LEAST))
+    upper = math.ceil(value) - 1 if operator == "lt" else math.floor(value)
+    return None if upper < _LEAST else ("lte", min(upper, _GREATEST))
 
 
 def _float_bound(operator: Operator, value: float) -> tuple[Operator, float]:

@@ -98,10 +98,10 @@ def matching_rows(node: Node, field: Callable[[str], Field]) -> np.ndarray | Non
     match node:
         case Compare(name, operator, value):
             return field(name).compare(operator, value)
-        case IsIn(name, wanted):
-            return field(name).among(wanted)
-        case HasAll(name, wanted):
-            return field(name).has_all(wanted)
+        case IsIn(name, values):
+            return field(name).among(values)
+        case HasAll(name, values):
+            return field(name).has_all(values)
         case StringMatch(name, kind, text):
             return field(name).matches(kind, text)
         case GeoWithin(name, area):
@@ -171,12 +171,12 @@ class FilterCache:
 
         """
         key = (segment.entry.sha256, node, None if alive is None else weakref.ref(alive))
-        known = self._allowed.find(key)
-        if known is None:
+        allowed = self._allowed.find(key)
+        if allowed is None:
             # Evaluated without a lock: two threads may evaluate the same filter, and neither waits.
-            known = self._evaluated(segment, node, alive, deadline)
-            self._allowed.keep(key, known, size_of(node) + known.size_bytes)
-        return known
+            allowed = self._evaluated(segment, node, alive, deadline)
+            self._allowed.keep(key, allowed, size_of(node) + allowed.size_bytes)
+        return allowed
 
     def mask(self, segment: Segment, node: Node) -> np.ndarray:
         """Return the rows of a segment that a filter allows, bool (N,), read-only."""
@@ -185,19 +185,19 @@ class FilterCache:
     def _evaluated(
         self, segment: Segment, node: Node, alive: AllowedRows | None, deadline: Deadline | None
     ) -> AllowedRows:
-        most = int(FEW_ROWS * segment.rows)
+        few = int(FEW_ROWS * segment.rows)
         if alive is not None:
             # The filter alone is cached too: it stays valid when rows are deleted.
             matching = self.allowed(segment, node, deadline=deadline)
-            if matching.count <= most:
+            if matching.count <= few:
                 return segment.allow(matching.rows[alive.mask_N[matching.rows]])
             allowed = matching.mask_N & alive.mask_N
         else:
-            allowed = self._matching(segment, node, most, deadline)
+            allowed = self._matching(segment, node, few, deadline)
         allowed.setflags(write=False)
         return segment.allow(allowed)
 
-    def _matching(self, segment: Segment, node: Node, most: int, deadline: Deadline | None) -> np.ndarray:
+    def _matching(self, segment: Segment, node: Node, few: int, deadline: Deadline | None) -> np.ndarray:
         """Return the rows that a filter allows: their numbers if they are few, else a mask."""
         used: dict[str, Field] = {}  # a field may be too large to be kept any longer
 
@@ -209,7 +209,7 @@ class FilterCache:
         rows = matching_rows(node, field)
         if rows is None:
             allowed = evaluate(node, field, segment.rows)
-        elif len(rows) <= most:
+        elif len(rows) <= few:
             allowed = np.unique(rows).astype(np.int64)
         else:
             allowed = _mask(rows, segment.rows)
@@ -220,9 +220,9 @@ class FilterCache:
     def _recount(self, segment: Segment, name: str) -> None:
         """Count what a filter added to the index of a field."""
         key = _key(segment, name)
-        known = self._indexes.find(key)
-        if known is not None:
-            self._indexes.recount(key, known.size_bytes)
+        index = self._indexes.find(key)
+        if index is not None:
+            self._indexes.recount(key, index.size_bytes)
 
     def field(self, segment: Segment, name: str, deadline: Deadline | None = None) -> Field:
         """Return the index of a field of a segment, made now if it is not in the cache.
@@ -241,13 +241,13 @@ class FilterCache:
 
     def _indexed(self, segment: Segment, name: str, deadline: Deadline) -> _Indexed:
         key = _key(segment, name)
-        known = self._indexes.find(key)
-        if known is None:
+        index = self._indexes.find(key)
+        if index is None:
             # Made without a lock: two threads may make the same, and neither waits.
             deadline.check()
-            known = _index_of(segment, name, deadline)
-            self._indexes.keep(key, known, known.size_bytes)
-        return known
+            index = _index_of(segment, name, deadline)
+            self._indexes.keep(key, index, index.size_bytes)
+        return index
 
 
 def _key(segment: Segment, name: str) -> tuple[str, str]:

@@ -83,24 +83,24 @@ class GeoIndex(Field):
         near = np.flatnonzero(apart_A <= _widest(area.latitude, reach))
         return near + band.start, apart_A[near]
 
-    def _in_circle(self, area: Circle, places: np.ndarray, apart: np.ndarray) -> np.ndarray:
+    def _in_circle(self, area: Circle, positions: np.ndarray, apart: np.ndarray) -> np.ndarray:
         """Return the rows of those of some places that are in a circle."""
         # By the straight line through the Earth, which takes no sine for each place, and grows with the distance.
-        chords = self._chords(area, places)
-        most = 2 * math.sin(min(area.radius_m / EARTH_RADIUS_M, math.pi) / 2)
-        inside = chords <= most
-        unsure = np.flatnonzero(np.abs(chords - most) <= _UNSURE)
-        metres = distances_m(area.latitude, self._lat_G[places[unsure]], apart[unsure])
+        chords = self._chords(area, positions)
+        max_chord = 2 * math.sin(min(area.radius_m / EARTH_RADIUS_M, math.pi) / 2)
+        inside = chords <= max_chord
+        unsure = np.flatnonzero(np.abs(chords - max_chord) <= _UNSURE)
+        metres = distances_m(area.latitude, self._lat_G[positions[unsure]], apart[unsure])
         inside[unsure] = metres <= area.radius_m
-        rows: np.ndarray = self._rows_G[places[inside]]
+        rows: np.ndarray = self._rows_G[positions[inside]]
         return rows
 
-    def _chords(self, area: Circle, places: np.ndarray) -> np.ndarray:
+    def _chords(self, area: Circle, positions: np.ndarray) -> np.ndarray:
         """Return how far places are from the centre in a straight line, in radii of the Earth, to within _UNSURE."""
         centre_3 = _on_unit_sphere(np.array([area.latitude]), np.array([area.longitude]))[:, 0]
-        squares = np.zeros(len(places), np.float32)
+        squares = np.zeros(len(positions), np.float32)
         for axis_G, at in zip(self._xyz_3G, centre_3.astype(np.float32), strict=True):
-            squares += np.square(axis_G[places] - at)
+            squares += np.square(axis_G[positions] - at)
         return np.sqrt(squares)
 
     def _in_box(self, area: Box) -> np.ndarray:

@@ -56,7 +56,7 @@ class VectorSpace:
     """The index of these vectors alone."""
     parts: tuple[SearchedSegment, ...]
     """The segments of `index`, without those whose rows have no vectors."""
-    places: tuple[int, ...]
+    numbers: tuple[int, ...]
     """The number of each of them in `index`."""
 
     @cached_property
@@ -68,10 +68,10 @@ class VectorSpace:
         part = self._by_number.get(number)
         if part is None:
             return None
-        found = int(part.numbers(np.array([row]))[0])
-        if found == NO_ROW:
+        position = int(part.numbers(np.array([row]))[0])
+        if position == NO_ROW:
             return None
-        vector_D: np.ndarray = part.segment.searched(np.array([found]))[0]
+        vector_D: np.ndarray = part.segment.searched(np.array([position]))[0]
         return vector_D
 
     def scores(self, number: int, rows_R: np.ndarray, query_D: np.ndarray) -> np.ndarray:
@@ -219,7 +219,7 @@ class Snapshot:
     def known_vector(self, text: str, name: str = "") -> np.ndarray | None:
         """Return the vector of a text from the encoder's cache, float32 (D,); None if it is not there."""
         encoder = self._encoders.get(name)
-        return None if encoder is None else encoder.known(text)
+        return None if encoder is None else encoder.cached_vector(text)
 
     def parsed(self, message: SearchOptions) -> ParsedOptions:
         """Return the options of a search, checked against this index; raises what the parsers of these raise."""
@@ -302,7 +302,7 @@ class Snapshot:
 
     def require(self, identifier: str, *, path: str) -> tuple[int, int]:
         """Return what `find` does; UnknownDatapointError if there is no such datapoint."""
-        found = self.find(identifier)
-        if found is None:
+        location = self.find(identifier)
+        if location is None:
             raise UnknownDatapointError.named(identifier, self.manifest.index, path)
-        return found
+        return location

@@ -81,19 +81,19 @@ class QueryStats:
             self.plan, self._rows = plan, rows_allowed
 
     def add_segment(
-        self, place: tuple[str, int], rows_allowed: int, found: SegmentHits, paths: Sequence[str]
+        self, segment_name: tuple[str, int], rows_allowed: int, hits: SegmentHits, paths: Sequence[str]
     ) -> None:
         """Record what was found by the vectors of a name in a segment, for the queries at `paths` in their order."""
         for i, path in enumerate(paths):
-            before = self.segments.get((path, *place))
-            self.segments[(path, *place)] = SegmentStats(
-                found.plans[i],
+            before = self.segments.get((path, *segment_name))
+            self.segments[(path, *segment_name)] = SegmentStats(
+                hits.plans[i],
                 rows_allowed,
-                int(found.leaves_Q[i]),
-                int(found.candidates_Q[i]) + (before.candidates if before else 0),
-                float(found.recall_Q[i]),
-                found.predicted_us + (before.predicted_us if before else 0.0),
-                found.measured_us + (before.measured_us if before else 0.0),
+                int(hits.leaves_Q[i]),
+                int(hits.candidates_Q[i]) + (before.candidates if before else 0),
+                float(hits.recall_Q[i]),
+                hits.predicted_us + (before.predicted_us if before else 0.0),
+                hits.measured_us + (before.measured_us if before else 0.0),
             )
 
     def add_words(self, number: int, rows_allowed: int, paths: Sequence[str]) -> None:

@@ -302,8 +302,8 @@ def _exporter(name: str) -> Any:
             "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"
         )
         name = _OTLP.get(protocol, protocol)
-    for found in entry_points(group="opentelemetry_traces_exporter", name=name):
-        return found.load()()
+    for entry_point in entry_points(group="opentelemetry_traces_exporter", name=name):
+        return entry_point.load()()
     raise ImportError(f"no OpenTelemetry exporter {name!r} is installed")
 
 

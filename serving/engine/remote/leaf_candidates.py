@@ -58,7 +58,7 @@ class LeafCandidates:
         mode, chosen = self._options.mode, self._options.vectors
         self.total = 0
         """Rows that the filter allows, as of the last answers."""
-        self._asked: AskedVectors | None = None
+        self._query_vectors: AskedVectors | None = None
         self._words: Sequence[pb.LeafWords] = ()
         with batch.stats.stage("encode"):
             if mode != "dense":
@@ -67,57 +67,61 @@ class LeafCandidates:
                 self._words = self._weighted(words)
             if mode != "lexical":
                 check_has_vectors(batch.snapshot.manifest, "mode")
-                self._asked = asked_vectors(
+                self._query_vectors = asked_vectors(
                     rows.lookup, chosen, batch.queries, mode, batch.deadline, paths=batch.paths
                 )
         batch.deadline.check()
         self._fused = mode == "hybrid" or (mode == "dense" and len(chosen) > 1)
         self._template = self._template_of(rows)
 
-    def best(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
+    def best(self, queries: np.ndarray, hits: int) -> list[Ranking]:
         """As `RankedCandidates.best`."""
-        depth = fusion_depth(wanted) if self._fused else wanted
-        found = self._found(queries, depth)
-        return [self._ranked(each, wanted) for each in found]
+        depth = fusion_depth(hits) if self._fused else hits
+        candidates = self._candidates(queries, depth)
+        return [self._ranked(each, hits) for each in candidates]
 
-    def _ranked(self, found: _GroupCandidates, wanted: int) -> Ranking:
+    def _ranked(self, candidates: _GroupCandidates, limit: int) -> Ranking:
         options = self._options
         if options.mode == "lexical":
-            return found.words
-        if options.mode == "dense" and len(found.by_vector) == 1:
-            [(place, ranking)] = found.by_vector
-            return with_scores(ranking.within(0, wanted), place, len(options.vectors.names))
-        lexical = found.words if options.mode == "hybrid" else None
-        ranges = [found.ranges.get(place, 0.0) for place, _ in found.by_vector]
-        dense = dense_rankings(options.vectors, found.by_vector, ranges, found.scores)
+            return candidates.words
+        if options.mode == "dense" and len(candidates.by_vector) == 1:
+            [(column, ranking)] = candidates.by_vector
+            return with_scores(ranking.within(0, limit), column, len(options.vectors.names))
+        lexical = candidates.words if options.mode == "hybrid" else None
+        ranges = [candidates.ranges.get(column, 0.0) for column, _ in candidates.by_vector]
+        dense = dense_rankings(options.vectors, candidates.by_vector, ranges, candidates.scores)
         tables = self._rows.segments
-        return fuse(dense, lexical, options.fusion, tables, lexical_best=found.best_by_words)
+        return fuse(dense, lexical, options.fusion, tables, lexical_best=candidates.best_by_words)
 
-    def _found(self, queries: np.ndarray, depth: int) -> list[_GroupCandidates]:
+    def _candidates(self, queries: np.ndarray, depth: int) -> list[_GroupCandidates]:
         """Return what the leaves find for some queries, merged."""
         if len(queries) == 1:
             return self._found_at_once(queries, depth)
-        return [found for part in self._parts(queries, depth) for found in self._found_at_once(part, depth)]
+        return [
+            candidates
+            for part in self._parts(queries, depth)
+            for candidates in self._found_at_once(part, depth)
+        ]
 
     def _parts(self, queries: np.ndarray, depth: int) -> Iterator[np.ndarray]:
         """Yield the queries of each call: leaves refuse more rows, and larger messages."""
-        most = max(1, limits.MAX_LEAF_ROWS // depth)
+        max_queries = max(1, limits.MAX_LEAF_ROWS // depth)
         start, size_bytes = 0, 0
-        for place, query in enumerate(queries.tolist()):
+        for number, query in enumerate(queries.tolist()):
             own_bytes = self._size_bytes(query)
-            full = place - start == most or size_bytes + own_bytes > limits.MAX_LEAF_REQUEST_BYTES
-            if full and place > start:
-                yield queries[start:place]
-                start, size_bytes = place, 0
+            full = number - start == max_queries or size_bytes + own_bytes > limits.MAX_LEAF_REQUEST_BYTES
+            if full and number > start:
+                yield queries[start:number]
+                start, size_bytes = number, 0
             size_bytes += own_bytes
         yield queries[start:]
 
     def _size_bytes(self, query: int) -> int:
         """Return the size of a query in a request."""
         vectors = 0
-        if self._asked is not None:
-            places = self._asked.places(query)
-            vectors = 4 * sum(self._options.vectors.choices[place].manifest.dimensions for place in places)
+        if self._query_vectors is not None:
+            columns = self._query_vectors.columns(query)
+            vectors = 4 * sum(self._options.vectors.choices[column].manifest.dimensions for column in columns)
         return vectors + (self._words[query].ByteSize() if self._words else 0)
 
     def _found_at_once(self, queries: np.ndarray, depth: int) -> list[_GroupCandidates]:
@@ -140,7 +144,7 @@ class LeafCandidates:
     ) -> _GroupCandidates:
         """Return the rankings of all groups for one query as one; `few` are the vectors whose ranges are measured."""
         tables = self._rows.segments
-        numbers = {group: tables[group].take_in(found) for group, found in results.items()}
+        numbers = {group: tables[group].take_in(result) for group, result in results.items()}
 
         def merged(rankings: Iterable[tuple[int, pb.LeafRanking]]) -> Ranking:
             parts = []
@@ -150,31 +154,31 @@ class LeafCandidates:
             [ranking] = merge(parts, 1, depth, tables)
             return ranking
 
-        places = [] if self._asked is None else self._asked.places(query)
+        columns = [] if self._query_vectors is None else self._query_vectors.columns(query)
         by_vector = [
-            (place, merged((group, found.by_vector[place]) for group, found in results.items()))
-            for place in places
+            (column, merged((group, result.by_vector[column]) for group, result in results.items()))
+            for column in columns
         ]
-        best_words = (found.best_by_words for found in results.values() if found.HasField("best_by_words"))
+        best_words = (result.best_by_words for result in results.values() if result.HasField("best_by_words"))
         return _GroupCandidates(
             by_vector=by_vector,
-            words=merged((group, found.by_words) for group, found in results.items())
+            words=merged((group, result.by_words) for group, result in results.items())
             if self._words
             else EMPTY,
-            ranges={place: _range(results.values(), place) for place in places if place in few},
+            ranges={column: _range(results.values(), column) for column in columns if column in few},
             best_by_words=max(best_words, default=-np.inf),
             width=len(self._options.vectors),
-            parts=[(group, numbers[group], found.scores) for group, found in results.items()],
+            parts=[(group, numbers[group], result.scores) for group, result in results.items()],
         )
 
     def _vectors(self, queries: np.ndarray) -> list[pb.LeafVectors]:
         """Return the vectors of some queries for each of the vectors that are searched."""
-        if self._asked is None:
+        if self._query_vectors is None:
             return []
         vectors = []
-        for place, choice in enumerate(self._options.vectors):
-            asking = self._asked.asking(place, queries)
-            given_QD = np.ascontiguousarray(self._asked.of(place, asking), "<f4")
+        for column, choice in enumerate(self._options.vectors):
+            asking = self._query_vectors.asking(column, queries)
+            given_QD = np.ascontiguousarray(self._query_vectors.of(column, asking), "<f4")
             matrix = Matrix(packed=given_QD.tobytes(), dimensions=choice.manifest.dimensions)
             numbers = [] if len(asking) == len(queries) else np.searchsorted(queries, asking).tolist()
             vectors.append(pb.LeafVectors(vectors=matrix, queries=numbers))
@@ -188,7 +192,7 @@ class LeafCandidates:
 
     def _template_of(self, rows: LeafRows) -> pb.LeafSearchRequest:
         """Return what all requests of this search have in common."""
-        options, asked = self._options, rows.options
+        options, request = self._options, rows.options
         # `k` and `offset` decide on raw settings of the index, as on one server.
         message = SearchOptions(
             k=options.k,
@@ -196,19 +200,19 @@ class LeafCandidates:
             mode=WIRE_MODES[options.mode],
             exact=options.exact,
             inner_product=options.inner_product,
-            return_fields=asked.return_fields,
-            return_vector=asked.return_vector,
+            return_fields=request.return_fields,
+            return_vector=request.return_vector,
         )
         if options.mode != "lexical":
             message.vectors.extend(
                 VectorChoice(name=each.name, weight=each.weight) for each in options.vectors
             )
-        if options.knobs.given:
-            message.knobs.CopyFrom(asked.knobs)
+        if options.knobs.is_set:
+            message.knobs.CopyFrom(request.knobs)
         elif options.target_recall is not None and not options.exact:
             message.target_recall = options.target_recall
         if self._where is not None:
-            message.where.CopyFrom(rows.filters.get(self._where, asked.where))
+            message.where.CopyFrom(rows.filters.get(self._where, request.where))
         scales = self._fused and self._where is not None and options.fusion.method == "weighted_score"
         group_by = options.group_by if options.max_per_group is not None else ""
         return pb.LeafSearchRequest(at=rows.reader.at, options=message, group_by=group_by, scales=scales)
@@ -230,7 +234,7 @@ class _GroupCandidates:
     parts: Sequence[tuple[int, np.ndarray, bytes]]
     """Group, rows and their scores by each vector, as leaves return them."""
 
-    def scores(self, place: int, keys_U: np.ndarray) -> np.ndarray:
+    def scores(self, column: int, keys_U: np.ndarray) -> np.ndarray:
         """Return the scores of rows by one of several vectors, float32 (U,)."""
         keys_A = np.concatenate(
             [keys_of(Ranking(np.full(len(rows), group), rows, EMPTY.scores)) for group, rows, _ in self.parts]
@@ -239,7 +243,7 @@ class _GroupCandidates:
             [np.frombuffer(scores, "<f4").reshape(-1, self.width) for _, _, scores in self.parts]
         )
         order_A = np.argsort(keys_A)
-        scores_U: np.ndarray = scores_AS[order_A[np.searchsorted(keys_A, keys_U, sorter=order_A)], place]
+        scores_U: np.ndarray = scores_AS[order_A[np.searchsorted(keys_A, keys_U, sorter=order_A)], column]
         return scores_U
 
 
@@ -260,8 +264,8 @@ def _decoded(ranking: pb.LeafRanking) -> tuple[np.ndarray, np.ndarray]:
     return places_H, scores_H
 
 
-def _range(results: Iterable[pb.LeafFound], place: int) -> float:
-    scores_K = np.concatenate([np.frombuffer(found.unfiltered[place], "<f4") for found in results])
+def _range(results: Iterable[pb.LeafFound], column: int) -> float:
+    scores_K = np.concatenate([np.frombuffer(result.unfiltered[column], "<f4") for result in results])
     best_1K = -np.sort(-scores_K)[None, :FUSED_ROWS]
     return ranges_of(best_1K)[0]
 
@@ -297,13 +301,13 @@ class KeptCounts:
     def find(self, at: At, terms: Iterable[str]) -> CorpusCounts | None:
         """Return the counts of a state with the frequencies that are known; None: nothing is known of it."""
         with self._lock:
-            known = self._states.get(_key(at))
-            if known is None:
+            state = self._states.get(_key(at))
+            if state is None:
                 return None
             self._states.move_to_end(_key(at))
-            documents, length, frequencies = known
-            found = {term: frequencies[term] for term in terms if term in frequencies}
-            return CorpusCounts(documents, length, found)
+            documents, length, frequencies = state
+            counts = {term: frequencies[term] for term in terms if term in frequencies}
+            return CorpusCounts(documents, length, counts)
 
     def keep(self, at: At, counts: CorpusCounts) -> None:
         """Keep the counts of a state; the state that was not asked for the longest time is dropped."""

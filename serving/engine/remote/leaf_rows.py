@@ -73,15 +73,15 @@ class LeafTable:
         """Return the number of a row; None: it is not known."""
         return self._numbers.get(identifier)
 
-    def take_in(self, found: LeafFound) -> np.ndarray:
+    def take_in(self, result: LeafFound) -> np.ndarray:
         """Return the number of each row that a leaf found, int64 (R,), and keep what it returned with them."""
-        numbers_R = self.numbers_of(found.ids)
-        numbers = numbers_R.tolist() if found.groups or found.datapoints else []
-        if found.groups:
-            pairs = zip(numbers, found.groups, strict=True)
+        numbers_R = self.numbers_of(result.ids)
+        numbers = numbers_R.tolist() if result.groups or result.datapoints else []
+        if result.groups:
+            pairs = zip(numbers, result.groups, strict=True)
             self.values.update((number, value) for number, value in pairs if value.WhichOneof("kind"))
-        if found.datapoints:
-            self.datapoints.update(zip(numbers, found.datapoints, strict=True))
+        if result.datapoints:
+            self.datapoints.update(zip(numbers, result.datapoints, strict=True))
         return numbers_R
 
     def add(self, request: LeafFetchRequest, response: LeafFetchResponse) -> None:
@@ -152,29 +152,29 @@ def _hits(
 ) -> list[bytes]:
     """Return each hit as a field; datapoints are copied as the leaves wrote them."""
     scores = _scores(ranking)
-    places = zip(ranking.segments.tolist(), ranking.rows.tolist(), strict=True)
-    written = []
-    for place, (number, row) in enumerate(places):
+    locations = zip(ranking.segments.tolist(), ranking.rows.tolist(), strict=True)
+    serialized = []
+    for rank, (number, row) in enumerate(locations):
         datapoint = tables[number].datapoints.get(row)
         if datapoint is None:  # its group stopped to answer, which the caller allows
             continue
-        own = [datapoint, *(values[place] for values in scores)]
+        parts = [datapoint, *(values[rank] for values in scores)]
         if grouped or ranking.by_vector is not None:
             value = tables[number].values.get(row) if grouped else None
-            own.append(_rest(value, ranking, names, place).SerializeToString())
-        written.append(framed(_HITS, b"".join(own)))
-    return written
+            parts.append(_hit_scores(value, ranking, names, rank).SerializeToString())
+        serialized.append(framed(_HITS, b"".join(parts)))
+    return serialized
 
 
 def _scores(ranking: Ranking) -> list[list[bytes]]:
     """Return the scores of all hits, a list for each kind, as fields; without those that are not there."""
-    given = (
+    arrays = (
         (Hit.SCORE_FIELD_NUMBER, ranking.scores),
         (Hit.DENSE_SCORE_FIELD_NUMBER, ranking.dense),
         (Hit.LEXICAL_SCORE_FIELD_NUMBER, ranking.lexical),
         (Hit.RERANK_SCORE_FIELD_NUMBER, ranking.rerank),
     )
-    return [_fields(field, scores_H) for field, scores_H in given if scores_H is not None]
+    return [_fields(field, scores_H) for field, scores_H in arrays if scores_H is not None]
 
 
 def _fields(number: int, scores_H: np.ndarray) -> list[bytes]:
@@ -184,14 +184,14 @@ def _fields(number: int, scores_H: np.ndarray) -> list[bytes]:
     return [b"" if none else tag + data[4 * at : 4 * at + 4] for at, none in enumerate(missing)]
 
 
-def _rest(value: Value | None, ranking: Ranking, names: Sequence[str], place: int) -> Hit:
+def _hit_scores(value: Value | None, ranking: Ranking, names: Sequence[str], rank: int) -> Hit:
     """Return what few hits have besides the datapoint and the scores."""
     hit = Hit()
     if value is not None:
         hit.group.CopyFrom(value)
     if ranking.by_vector is not None:
-        own = zip(names, ranking.by_vector[place].tolist(), strict=True)
-        hit.vector_scores.update({name: score for name, score in own if score == score})  # noqa: PLR0124  not NaN
+        scores = zip(names, ranking.by_vector[rank].tolist(), strict=True)
+        hit.vector_scores.update({name: score for name, score in scores if score == score})  # noqa: PLR0124  not NaN
     return hit
 
 
@@ -240,27 +240,31 @@ class LeafRows(RowSource):
         """As `RowSource.searched_texts`."""
         request = pb.LeafFetchRequest(at=self.reader.at, searched_text=True)
         self._read(request, self._unknown([ranking], lambda table: table.texts))
-        return [self.segments[number].texts.get(row) or None for number, row in _places(ranking)]
+        return [self.segments[number].texts.get(row) or None for number, row in _locations(ranking)]
 
-    def texts(self, ranking: Ranking, most: int) -> list[str]:
+    def texts(self, ranking: Ranking, max_characters: int) -> list[str]:
         """As `RowSource.texts`."""
-        places = list(_places(ranking))
+        locations = list(_locations(ranking))
         # The fields of the answer may be without the text, so it is read apart.
         tables = [LeafTable() for _ in self.segments]
         request = pb.LeafFetchRequest(at=self.reader.at, datapoint=True, return_fields=["text"])
         self._read(request, self._unknown([ranking], lambda table: ()), tables)
-        found = []
-        for number, row in places:
-            own = tables[number]
+        texts = []
+        for number, row in locations:
+            leaf_table = tables[number]
             [identifier] = self.segments[number].ids_of(np.array([row]))
-            place = own.number_of(identifier)
-            found.append("" if place is None else Hit.FromString(own.datapoints[place]).datapoint.text[:most])
-        return found
+            number_in_table = leaf_table.number_of(identifier)
+            texts.append(
+                ""
+                if number_in_table is None
+                else Hit.FromString(leaf_table.datapoints[number_in_table]).datapoint.text[:max_characters]
+            )
+        return texts
 
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:
         """As `RowSource.groups`: the values that the leaves returned with the candidates."""
         groups: list[Hashable] = []
-        for position, (number, row) in enumerate(_places(ranking)):
+        for position, (number, row) in enumerate(_locations(ranking)):
             value = self.segments[number].values.get(row)
             # A tuple equals no value, so such a row is alone in its group.
             groups.append((position,) if value is None else _hashable(value))
@@ -270,18 +274,18 @@ class LeafRows(RowSource):
         """As `RowSource.corpus`."""
         if self._snapshot.manifest.spec.lexical is None:
             return None
-        asked = list(dict.fromkeys(terms))
-        known = None if self.reader.allow_partial else self._kept.find(self.reader.at, asked)
-        if known is None or len(known.frequencies) < len(asked):
-            known = self._read_counts(asked, known)
+        distinct = list(dict.fromkeys(terms))
+        counts = None if self.reader.allow_partial else self._kept.find(self.reader.at, distinct)
+        if counts is None or len(counts.frequencies) < len(distinct):
+            counts = self._read_counts(distinct, counts)
         # In the order of the question.
-        frequencies = {term: known.frequencies[term] for term in asked}
-        return CorpusStatistics.of(CorpusCounts(known.documents, known.length, frequencies))
+        frequencies = {term: counts.frequencies[term] for term in distinct}
+        return CorpusStatistics.of(CorpusCounts(counts.documents, counts.length, frequencies))
 
-    def _read_counts(self, asked: Sequence[str], known: CorpusCounts | None) -> CorpusCounts:
+    def _read_counts(self, terms: Sequence[str], kept: CorpusCounts | None) -> CorpusCounts:
         """Return the counts of some terms, of which some may be known, and keep them."""
-        frequencies = {} if known is None else dict(known.frequencies)
-        new = [term for term in asked if term not in frequencies]
+        frequencies = {} if kept is None else dict(kept.frequencies)
+        new = [term for term in terms if term not in frequencies]
         size = (0, 0)
         for start in range(0, max(len(new), 1), MAX_LEAF_IDS):
             counts = self._counts(new[start : start + MAX_LEAF_IDS])
@@ -306,7 +310,7 @@ class LeafRows(RowSource):
             return
         members = chain.from_iterable(map(members_of, batch.queries, batch.paths))
         named = dict.fromkeys(member.id for member, _, _ in members if isinstance(member, ById))
-        ids = [each for each in named if each not in self._named.places]
+        ids = [each for each in named if each not in self._named.locations]
         if not ids:
             return
         request = pb.LeafFetchRequest(
@@ -319,7 +323,7 @@ class LeafRows(RowSource):
             table = self.segments[number]
             table.add(request, response)
             rows = table.numbers_of(ids[each.place] for each in response.found).tolist()
-            self._named.places.update(
+            self._named.locations.update(
                 (ids[each.place], (number, row)) for each, row in zip(response.found, rows, strict=True)
             )
 
@@ -333,15 +337,15 @@ class LeafRows(RowSource):
         self._read(request, self._unknown(rankings, lambda table: table.datapoints))
 
     def _unknown(
-        self, rankings: Sequence[Ranking], known: Callable[[LeafTable], Container[int]]
+        self, rankings: Sequence[Ranking], rows_of: Callable[[LeafTable], Container[int]]
     ) -> dict[int, list[str]]:
         """Return by group the ids of the rows of which something is not known yet."""
-        wanted: dict[int, dict[int, None]] = {}
+        missing: dict[int, dict[int, None]] = {}
         for ranking in rankings:
-            for number, row in _places(ranking):
-                if row not in known(self.segments[number]):
-                    wanted.setdefault(number, {})[row] = None
-        return {number: self.segments[number].ids_of(np.array([*rows])) for number, rows in wanted.items()}
+            for number, row in _locations(ranking):
+                if row not in rows_of(self.segments[number]):
+                    missing.setdefault(number, {})[row] = None
+        return {number: self.segments[number].ids_of(np.array([*rows])) for number, rows in missing.items()}
 
     def _read(
         self,
@@ -354,8 +358,8 @@ class LeafRows(RowSource):
         longest = max(map(len, ids.values()), default=0)
         for start in range(0, longest, MAX_LEAF_IDS):
             requests = {}
-            for number, own in ids.items():
-                if part := own[start : start + MAX_LEAF_IDS]:
+            for number, group_ids in ids.items():
+                if part := group_ids[start : start + MAX_LEAF_IDS]:
                     requests[number] = pb.LeafFetchRequest(ids=part)
                     requests[number].MergeFrom(request)
             for number, response in self.reader.each(LEAF_FETCH, requests, pb.LeafFetchResponse).items():
@@ -368,15 +372,15 @@ class _NamedRows:
     def __init__(self, tables: Sequence[LeafTable], snapshot: Snapshot) -> None:
         self._tables, self._snapshot = tables, snapshot
         self.encoder = snapshot.encoder
-        self.places: dict[str, tuple[int, int]] = {}
+        self.locations: dict[str, tuple[int, int]] = {}
         """The group and the row of each datapoint that was read by its id."""
 
     def require(self, identifier: str, *, path: str) -> tuple[int, int]:
         """As `Lookup.require`."""
-        found = self.places.get(identifier)
-        if found is None:
+        location = self.locations.get(identifier)
+        if location is None:
             raise UnknownDatapointError.named(identifier, self._snapshot.manifest.index, path)
-        return found
+        return location
 
     def vector_of(self, name: str, number: int, row: int) -> np.ndarray | None:
         """As `Lookup.vector_of`."""
@@ -387,7 +391,7 @@ class _NamedRows:
         return self._tables[number].texts.get(row, "")
 
 
-def _places(ranking: Ranking) -> Iterator[tuple[int, int]]:
+def _locations(ranking: Ranking) -> Iterator[tuple[int, int]]:
     return zip(ranking.segments.tolist(), ranking.rows.tolist(), strict=True)
 
 
@@ -396,5 +400,5 @@ def _hashable(value: Value) -> Hashable:
     kind = value.WhichOneof("kind")
     if kind == "timestamp_value":
         return value.timestamp_value.ToNanoseconds(), kind
-    found: Hashable = getattr(value, str(kind))
-    return found
+    scalar: Hashable = getattr(value, str(kind))
+    return scalar

@@ -112,9 +112,9 @@ class LeafScan:
         """Memory that this takes."""
         return 0 if self._order_R is None else self._order_R.nbytes
 
-    def page(self, position: int, most: int, deadline: Deadline) -> Page:
+    def page(self, position: int, limit: int, deadline: Deadline) -> Page:
         """As `ScanPages.page`; raises as leaves answer."""
-        end = min(position + most, self.total)
+        end = min(position + limit, self.total)
         if position >= end:
             return Page(b"", np.zeros(0, np.int64))
         if self._order_R is None:
@@ -129,7 +129,7 @@ class LeafScan:
         before_G = self._first_G
         counts_G = np.clip(end - before_G, 0, self._counts_G) - np.clip(start - before_G, 0, self._counts_G)
         requests = {
-            group: self._request(group, position=max(start - int(before_G[group]), 0), most=count)
+            group: self._request(group, position=max(start - int(before_G[group]), 0), limit=count)
             for group, count in enumerate(counts_G.tolist())
             if count
         }
@@ -141,14 +141,14 @@ class LeafScan:
         # A group without datapoints begins where the next one does; the last of them has the datapoint.
         requests = {}
         for group in np.unique(groups_P).tolist():
-            own = positions_P[groups_P == group] - self._first_G[group]
-            requests[group] = self._request(group, positions=own.astype("<u8").tobytes())
+            positions = positions_P[groups_P == group] - self._first_G[group]
+            requests[group] = self._request(group, positions=positions.astype("<u8").tobytes())
         return groups_P, requests
 
     def _request(
-        self, group: int, *, position: int = 0, most: int = 0, positions: bytes = b""
+        self, group: int, *, position: int = 0, limit: int = 0, positions: bytes = b""
     ) -> pb.LeafScanRequest:
-        request = pb.LeafScanRequest(position=position, most=most, positions=positions)
+        request = pb.LeafScanRequest(position=position, most=limit, positions=positions)
         request.MergeFrom(self._templates[group])
         return request
 
@@ -158,7 +158,7 @@ class LeafScan:
         for start in range(0, int(self._counts_G.max()), limits.MAX_LEAF_KEYS):
             requests = {}
             for group in np.flatnonzero(self._counts_G > start).tolist():
-                requests[group] = self._request(group, position=start, most=limits.MAX_LEAF_KEYS)
+                requests[group] = self._request(group, position=start, limit=limits.MAX_LEAF_KEYS)
                 requests[group].order_by.CopyFrom(request.order_by)
             for group, each in reader.each(LEAF_SCAN, requests, pb.LeafScanResponse).items():
                 end = min(start + limits.MAX_LEAF_KEYS, int(self._counts_G[group]))
@@ -191,9 +191,9 @@ def _sampled(
     chosen_G = group_shares(counts_G, chosen, random)
     templates = []
     for count in chosen_G.tolist():
-        own = pb.LeafScanRequest(sample=count, seed=int(random.integers(1 << 63)))
-        own.MergeFrom(template)
-        templates.append(own)
+        message = pb.LeafScanRequest(sample=count, seed=int(random.integers(1 << 63)))
+        message.MergeFrom(template)
+        templates.append(message)
     return chosen_G, templates
 
 
@@ -204,10 +204,10 @@ def group_shares(counts_G: np.ndarray, chosen: int, random: np.random.Generator)
         shares_G: np.ndarray = random.multivariate_hypergeometric(counts_G, chosen, method="marginals")
         return shares_G
     # Equally likely numbers until enough of them are distinct.
-    found = np.zeros(0, np.int64)
-    while len(found) < chosen:
-        found = np.union1d(found, random.integers(total, size=chosen - len(found)))
-    return np.diff(np.searchsorted(found, np.cumsum(counts_G)), prepend=0)
+    sample = np.zeros(0, np.int64)
+    while len(sample) < chosen:
+        sample = np.union1d(sample, random.integers(total, size=chosen - len(sample)))
+    return np.diff(np.searchsorted(sample, np.cumsum(counts_G)), prepend=0)
 
 
 def _joined(groups_P: np.ndarray, answers: Mapping[int, pb.LeafScanResponse]) -> Page:
@@ -215,9 +215,9 @@ def _joined(groups_P: np.ndarray, answers: Mapping[int, pb.LeafScanResponse]) ->
     sizes_P = np.full(len(groups_P), -1, np.int64)
     starts_P = np.zeros(len(groups_P), np.int64)
     for group, answer in answers.items():
-        own = np.frombuffer(answer.sizes, "<u4").astype(np.int64)
-        places = np.flatnonzero(groups_P == group)[: len(own)]
-        sizes_P[places], starts_P[places] = own, np.cumsum(own) - own
+        sizes = np.frombuffer(answer.sizes, "<u4").astype(np.int64)
+        positions = np.flatnonzero(groups_P == group)[: len(sizes)]
+        sizes_P[positions], starts_P[positions] = sizes, np.cumsum(sizes) - sizes
     missing = np.flatnonzero(sizes_P < 0)
     there = int(missing[0]) if len(missing) else len(sizes_P)
     fitting = int(np.searchsorted(np.cumsum(sizes_P[:there]), limits.MAX_SCAN_PAGE_BYTES, "right"))
@@ -233,8 +233,8 @@ def _spliced(
     answers: Mapping[int, pb.LeafScanResponse],
 ) -> Sequence[memoryview]:
     views = {group: memoryview(answer.datapoints) for group, answer in answers.items()}
-    places = zip(groups_P.tolist(), starts_P.tolist(), (starts_P + sizes_P).tolist(), strict=True)
-    return [views[group][start:end] for group, start, end in places]
+    spans = zip(groups_P.tolist(), starts_P.tolist(), (starts_P + sizes_P).tolist(), strict=True)
+    return [views[group][start:end] for group, start, end in spans]
 
 
 def checked_tables(tables: Iterable[pa.Table], manifest: Manifest, *, whole: bool) -> list[pa.Table]:
@@ -250,26 +250,26 @@ def checked_tables(tables: Iterable[pa.Table], manifest: Manifest, *, whole: boo
 
     """
     schema = stored_schema(manifest)
-    found = [_known_columns(table, schema) for table in tables]
-    for table in found:
+    columns_of = [_known_columns(table, schema) for table in tables]
+    for table in columns_of:
         for name in ("id", "document_id"):
             _check_names(table, name)
         if whole:
             _check_vectors(table, manifest)
-    _check_distinct(found)
-    return found
+    _check_distinct(columns_of)
+    return columns_of
 
 
 def _known_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the columns that the schema has, too; a leaf of the next release may have others."""
     if len(set(table.column_names)) < table.num_columns:
         raise _wrong("columns of the same name")
-    known = [field for field in schema if field.name in table.column_names]
-    for field in known:
+    fields = [field for field in schema if field.name in table.column_names]
+    for field in fields:
         kind = table.schema.field(field.name).type
         if not kind.equals(field.type):
             raise _wrong(f"a column {field.name!r} of {kind}, and not of {field.type}")
-    return table.select([field.name for field in known])
+    return table.select([field.name for field in fields])
 
 
 def _check_names(table: pa.Table, name: str) -> None:
@@ -321,43 +321,43 @@ class LeafWriteRows:
     def __init__(self, leaves: Leaves) -> None:
         self._leaves = leaves
 
-    def named(self, needed: NamedRows, own: LiveState, deadline: Deadline) -> FetchedView:
+    def named(self, needed: NamedRows, local: LiveState, deadline: Deadline) -> FetchedView:
         """Return what a write by ids reads; raises as leaves answer."""
-        asked = LeafRowsRequest(ids=needed.ids, document_ids=needed.document_ids, whole=needed.whole)
-        tables = _tables(self._asked(asked, own, deadline), own, whole=needed.whole)
-        return view_of_named(own.manifest, own.sequence, tables, needed)
+        request = LeafRowsRequest(ids=needed.ids, document_ids=needed.document_ids, whole=needed.whole)
+        tables = _tables(self._call(request, local, deadline), local, whole=needed.whole)
+        return view_of_named(local.manifest, local.sequence, tables, needed)
 
-    def matching(self, wanted: MatchingRows, own: LiveState, deadline: Deadline) -> FetchedView:
+    def matching(self, selection: MatchingRows, local: LiveState, deadline: Deadline) -> FetchedView:
         """Return what a write by filter reads; raises as leaves answer."""
-        asked = _request(wanted)
-        asked.limit, asked.most_bytes = wanted.limit, MAX_BATCH_BYTES // self._leaves.groups
-        answers = self._asked(asked, own, deadline)
-        tables = _tables(answers, own, whole=wanted.whole)
+        request = _request(selection)
+        request.limit, request.most_bytes = selection.limit, MAX_BATCH_BYTES // self._leaves.groups
+        answers = self._call(request, local, deadline)
+        tables = _tables(answers, local, whole=selection.whole)
         complete = sum(table.num_rows for table in tables) == sum(each.matching for each in answers)
-        return view_of_matching(own.manifest, own.sequence, tables, complete=complete)
+        return view_of_matching(local.manifest, local.sequence, tables, complete=complete)
 
-    def count(self, wanted: MatchingRows, own: LiveState, deadline: Deadline) -> int:
+    def count(self, selection: MatchingRows, local: LiveState, deadline: Deadline) -> int:
         """Return how many rows a filter allows; raises as leaves answer."""
-        return sum(each.matching for each in self._asked(_request(wanted), own, deadline))
+        return sum(each.matching for each in self._call(_request(selection), local, deadline))
 
-    def _asked(self, request: LeafRowsRequest, own: LiveState, deadline: Deadline) -> list[LeafRows]:
-        manifest = own.manifest
+    def _call(self, request: LeafRowsRequest, local: LiveState, deadline: Deadline) -> list[LeafRows]:
+        manifest = local.manifest
         request.at.CopyFrom(
             At(
                 index=manifest.index,
                 index_id=manifest.index_id or "",
                 version=manifest.version,
-                sequence=own.sequence,
+                sequence=local.sequence,
             )
         )
         return list(self._leaves.call(LEAF_READ_ROWS, request, LeafRows, deadline, at=request.at).values())
 
 
-def _request(wanted: MatchingRows) -> LeafRowsRequest:
-    where = Filter() if wanted.where is None else Filter.FromString(wanted.where.message)
-    return LeafRowsRequest(where=where, until_sequence=wanted.until_sequence, whole=wanted.whole)
+def _request(selection: MatchingRows) -> LeafRowsRequest:
+    where = Filter() if selection.where is None else Filter.FromString(selection.where.message)
+    return LeafRowsRequest(where=where, until_sequence=selection.until_sequence, whole=selection.whole)
 
 
-def _tables(answers: Iterable[LeafRows], own: LiveState, *, whole: bool) -> list[pa.Table]:
+def _tables(answers: Iterable[LeafRows], local: LiveState, *, whole: bool) -> list[pa.Table]:
     tables = (read_table(data) for answer in answers for data in answer.tables)
-    return checked_tables(tables, own.manifest, whole=whole)
+    return checked_tables(tables, local.manifest, whole=whole)

@@ -101,24 +101,24 @@ class StateReader:
 
     def all(self, path: str, request: Message, response: type[ResponseT]) -> dict[int, ResponseT]:
         """Return the answers of all groups to the same request."""
-        asked = [group for group in range(self.groups) if group not in self.missing]
-        found = self._leaves.call(
-            path, request, response, self._deadline, at=self.at, groups=asked, of_groups=self.groups,
+        asked_groups = [group for group in range(self.groups) if group not in self.missing]
+        answers = self._leaves.call(
+            path, request, response, self._deadline, at=self.at, groups=asked_groups, of_groups=self.groups,
             allow_partial=self.allow_partial, allow_gone=self._allow_gone,
         )  # fmt: skip
-        self.missing.update(set(asked) - found.keys())
-        return found
+        self.missing.update(set(asked_groups) - answers.keys())
+        return answers
 
     def each(
         self, path: str, requests: Mapping[int, Message], response: type[ResponseT]
     ) -> dict[int, ResponseT]:
         """Return the answers of some groups, each to a request of its own."""
-        asked = {group: request for group, request in requests.items() if group not in self.missing}
-        if not asked:
+        needed = {group: request for group, request in requests.items() if group not in self.missing}
+        if not needed:
             return {}
-        found = self._leaves.call_each(
-            path, asked, response, self._deadline, at=self.at, of_groups=self.groups,
+        answers = self._leaves.call_each(
+            path, needed, response, self._deadline, at=self.at, of_groups=self.groups,
             allow_partial=self.allow_partial, allow_gone=self._allow_gone,
         )  # fmt: skip
-        self.missing.update(asked.keys() - found.keys())
-        return found
+        self.missing.update(needed.keys() - answers.keys())
+        return answers

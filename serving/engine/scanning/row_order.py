@@ -95,20 +95,20 @@ def key_columns(
     parts: Iterable[tuple[Segment, np.ndarray]], order: RowOrder, deadline: Deadline
 ) -> KeyColumns:
     """Return what rows are ordered by; arguments and errors as of `sorted_positions`."""
-    own = [(segment, rows) for segment, rows in parts if len(rows)]
-    ids = [_column(segment, "id", rows) for segment, rows in own]
+    nonempty = [(segment, rows) for segment, rows in parts if len(rows)]
+    ids = [_column(segment, "id", rows) for segment, rows in nonempty]
     if order.field == "id":
         return KeyColumns(ids)
     name = dynamic_name(order.field)
-    found = []
-    for segment, rows in own:
+    values = []
+    for segment, rows in nonempty:
         deadline.check()
-        found.append(_column(segment, order.field if name is None else DYNAMIC_COLUMN, rows))
+        values.append(_column(segment, order.field if name is None else DYNAMIC_COLUMN, rows))
     deadline.check()
     if name is None:
-        return KeyColumns(ids, values=found)
+        return KeyColumns(ids, values=values)
     return KeyColumns(
-        ids, dynamic=_dynamic_scalars([dynamic_values(each, name, check=deadline.check) for each in found])
+        ids, dynamic=_dynamic_scalars([dynamic_values(each, name, check=deadline.check) for each in values])
     )
 
 
@@ -139,8 +139,8 @@ def _joined(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 def _by_id(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
     # Arrow sorts strings by bytes of UTF-8, which is the order of code points, as Python's.
-    found: np.ndarray = pc.array_sort_indices(_joined(columns)).to_numpy().astype(np.int64)
-    return found
+    order: np.ndarray = pc.array_sort_indices(_joined(columns)).to_numpy().astype(np.int64)
+    return order
 
 
 def _sorted(by_id_R: np.ndarray, keys: _Keys, *, descending: bool) -> np.ndarray:
@@ -196,37 +196,39 @@ def _string_codes(column: pa.ChunkedArray) -> np.ndarray:
     return codes
 
 
-def _dynamic_scalars(found: Sequence[DynamicValues]) -> DynamicScalars:
+def _dynamic_scalars(columns: Sequence[DynamicValues]) -> DynamicScalars:
     """Return the values of a dynamic attribute in the rows of all segments."""
-    starts = np.cumsum([0, *(each.rows for each in found)])[:-1].tolist()
-    present_R = np.concatenate([np.zeros(0, bool), *(each.present_N for each in found)])
-    return DynamicScalars(present_R, {kind: _scalars(found, starts, kind) for kind in DYNAMIC_TYPES})
+    starts = np.cumsum([0, *(each.rows for each in columns)])[:-1].tolist()
+    present_R = np.concatenate([np.zeros(0, bool), *(each.present_N for each in columns)])
+    return DynamicScalars(present_R, {kind: _scalars(columns, starts, kind) for kind in DYNAMIC_TYPES})
 
 
-def _dynamic_keys(found: DynamicScalars) -> _Keys:
+def _dynamic_keys(scalars: DynamicScalars) -> _Keys:
     """Return the keys of a dynamic attribute."""
-    groups_R = np.where(found.present_R, _NO_ORDER, _MISSING).astype(np.uint8)
+    groups_R = np.where(scalars.present_R, _NO_ORDER, _MISSING).astype(np.uint8)
     keys = _Keys(np.zeros(len(groups_R), np.int64), groups_R)
     next_code = 0
     for kinds, coded in _CODED:
-        places_P, codes_P = coded([found.by_kind[kind] for kind in kinds])
+        places_P, codes_P = coded([scalars.by_kind[kind] for kind in kinds])
         keys.groups_R[places_P] = _VALUE
         keys.values_R[places_P] = codes_P + next_code
         next_code += int(codes_P.max(initial=-1)) + 1
     return keys
 
 
-def _scalars(found: Sequence[DynamicValues], starts: Sequence[int], kind: Kind) -> Scalars:
+def _scalars(columns: Sequence[DynamicValues], starts: Sequence[int], kind: Kind) -> Scalars:
     """Return the values of a type in the rows of all segments, without those in lists."""
     positions, values = [np.zeros(0, np.int64)], [pa.array([], DYNAMIC_TYPES[kind])]
-    for each, start in zip(found, starts, strict=True):
+    for each, start in zip(columns, starts, strict=True):
         if kind in each.by_kind:
-            rows_P, own = each.by_kind[kind]
+            rows_P, encoded = each.by_kind[kind]
             in_list_N = np.zeros(each.rows, bool)
             in_list_N[each.lists] = True
             single = np.flatnonzero(~in_list_N[rows_P])
             positions.append(rows_P[single].astype(np.int64) + start)
-            values.append(own.dictionary.take(own.indices.take(pa.array(single))).cast(DYNAMIC_TYPES[kind]))
+            values.append(
+                encoded.dictionary.take(encoded.indices.take(pa.array(single))).cast(DYNAMIC_TYPES[kind])
+            )
     return np.concatenate(positions), pa.chunked_array(values)
 
 
@@ -262,10 +264,10 @@ def _rounded_off(ints: np.ndarray) -> np.ndarray:
     near = ints.astype(np.float64)
     is_over = near >= 2.0**63  # the nearest float of the greatest integers is none of 64 bits
     exact = np.where(is_over, 0.0, near).astype(np.int64)
-    return np.where(is_over, (ints - _MOST) - 1, ints - np.where(is_over, ints, exact))
+    return np.where(is_over, (ints - _LARGEST) - 1, ints - np.where(is_over, ints, exact))
 
 
-_MOST = 2**63 - 1
+_LARGEST = 2**63 - 1
 
 
 def _coded_strings(parts: Sequence[Scalars]) -> tuple[np.ndarray, np.ndarray]:

@@ -108,12 +108,12 @@ class PackedRows:
         if self._bits is None:
             return positions
         blocks = np.searchsorted(self._before_B, positions, "right") - 1
-        found = np.empty(len(positions), np.int64)
+        result = np.empty(len(positions), np.int64)
         for block in np.unique(blocks).tolist():
-            own = blocks == block
+            in_block = blocks == block
             start, stop = self._before_B[block : block + 2].tolist()
-            found[own] = self.rows(start, stop)[positions[own] - start]
-        return found
+            result[in_block] = self.rows(start, stop)[positions[in_block] - start]
+        return result
 
 
 FIRST_ROWS = 64
@@ -147,12 +147,12 @@ class ScanPages(Protocol):
     def size_bytes(self) -> int:
         """Memory that this takes, besides that of the snapshot."""
 
-    def page(self, position: int, most: int, deadline: Deadline) -> Page:
+    def page(self, position: int, limit: int, deadline: Deadline) -> Page:
         """Return a page.
 
         Args:
             position: of its first datapoint.
-            most: datapoints; there are fewer at the end, and if they would have more than MAX_SCAN_PAGE_BYTES.
+            limit: datapoints; there are fewer at the end, and if they would have more than MAX_SCAN_PAGE_BYTES.
             deadline: checked between parts of it.
 
         """
@@ -196,9 +196,9 @@ class ScanResult:
         order = 0 if self._order_R is None else self._order_R.nbytes
         return order + sum(part.size_bytes for part in self._parts)
 
-    def page(self, position: int, most: int, deadline: Deadline) -> Page:
+    def page(self, position: int, limit: int, deadline: Deadline) -> Page:
         """As `ScanPages.page`."""
-        return self._page(self._rows_between, position, min(position + most, self.total), deadline)
+        return self._page(self._rows_between, position, min(position + limit, self.total), deadline)
 
     def page_at(self, positions_P: np.ndarray, deadline: Deadline) -> Page:
         """Return the datapoints at some positions, int64, in their order, or the first of them, as `page` does."""
@@ -206,40 +206,40 @@ class ScanResult:
         rows_P = rows_P.astype(np.int64)
         return self._page(lambda start, stop: rows_P[start:stop], 0, len(rows_P), deadline)
 
-    def keys(self, position: int, most: int, order: RowOrder, deadline: Deadline) -> KeyColumns:
+    def keys(self, position: int, limit: int, order: RowOrder, deadline: Deadline) -> KeyColumns:
         """Return what the datapoints of a part are ordered by; not of a result that is ordered."""
-        rows_P = self._rows_between(position, min(position + most, self.total))
+        rows_P = self._rows_between(position, min(position + limit, self.total))
         return key_columns(self._by_segment(rows_P), order, deadline)
 
     def _page(self, rows: Callable[[int, int], np.ndarray], start: int, end: int, deadline: Deadline) -> Page:
-        left, at = limits.MAX_SCAN_PAGE_BYTES, start
-        written: list[bytes] = []
+        remaining, at = limits.MAX_SCAN_PAGE_BYTES, start
+        chunks: list[bytes] = []
         sizes = [np.zeros(0, np.int64)]
-        while at < end and left > 0:
+        while at < end and remaining > 0:
             deadline.check()
-            count = min(end - at, max(1, left // max(self._row_bytes, 1)))
-            data, sizes_P = self._written(rows(at, at + count), left, keep_one=at == start)
-            written.append(data)
+            count = min(end - at, max(1, remaining // max(self._row_bytes, 1)))
+            data, sizes_P = self._serialized(rows(at, at + count), remaining, keep_one=at == start)
+            chunks.append(data)
             sizes.append(sizes_P)
-            at, left = at + len(sizes_P), left - len(data) if len(sizes_P) == count else 0
-        return Page(b"".join(written), np.concatenate(sizes))
+            at, remaining = at + len(sizes_P), remaining - len(data) if len(sizes_P) == count else 0
+        return Page(b"".join(chunks), np.concatenate(sizes))
 
-    def _written(self, rows_P: np.ndarray, left: int, *, keep_one: bool) -> tuple[bytes, np.ndarray]:
-        """Return the first datapoints that fit into `left` bytes, and the size of each."""
+    def _serialized(self, rows_P: np.ndarray, remaining: int, *, keep_one: bool) -> tuple[bytes, np.ndarray]:
+        """Return the first datapoints that fit into `remaining` bytes, and the size of each."""
         while True:
             try:
-                data_B, bounds_P = self._hydrator.datapoint_fields(self._places(rows_P))
+                data_B, bounds_P = self._hydrator.datapoint_fields(self._locations(rows_P))
                 break
             except InvalidRequestError:  # these datapoints are far larger than those before
                 if len(rows_P) == 1:
                     raise
                 rows_P = rows_P[: max(1, len(rows_P) // FIRST_ROWS)]
         self._row_bytes = max(1, len(data_B) // len(rows_P))
-        fitting = int(np.searchsorted(bounds_P, left, "right")) - 1
+        fitting = int(np.searchsorted(bounds_P, remaining, "right")) - 1
         fitting = max(fitting, 1) if keep_one else fitting
         return data_B[: bounds_P[fitting]].tobytes(), np.diff(bounds_P[: fitting + 1])
 
-    def _places(self, rows_P: np.ndarray) -> Ranking:
+    def _locations(self, rows_P: np.ndarray) -> Ranking:
         numbers_P = np.searchsorted(self._first_S, rows_P, "right") - 1
         return Ranking(numbers_P, rows_P - self._first_S[numbers_P], np.zeros(0, np.float32))
 
@@ -250,12 +250,12 @@ class ScanResult:
 
     def _rows(self, start: int, stop: int) -> np.ndarray:
         """Return the numbers of selected rows among the rows of all segments, in the order of segments, int64."""
-        found = [np.zeros(0, np.int64)]
+        rows = [np.zeros(0, np.int64)]
         for part, first, before in zip(self._parts, self._first_S, self._before_S, strict=True):
             low, high = max(start - int(before), 0), min(stop - int(before), part.count)
             if low < high:
-                found.append(part.rows(low, high) + first)
-        return np.concatenate(found)
+                rows.append(part.rows(low, high) + first)
+        return np.concatenate(rows)
 
     def _rows_at(self, positions_P: np.ndarray) -> np.ndarray:
         """Return the numbers of the selected rows at some positions in the order of segments, int64."""
@@ -263,9 +263,9 @@ class ScanResult:
         numbers_P = np.searchsorted(self._before_S, positions_P, "right") - 1
         rows_P = np.empty(len(positions_P), np.int64)
         for number in np.unique(numbers_P).tolist():
-            own = numbers_P == number
-            rows = self._parts[number].rows_at(positions_P[own] - self._before_S[number])
-            rows_P[own] = rows + self._first_S[number]
+            in_part = numbers_P == number
+            rows = self._parts[number].rows_at(positions_P[in_part] - self._before_S[number])
+            rows_P[in_part] = rows + self._first_S[number]
         return rows_P
 
     def _ordered(self, query: ScanQuery, deadline: Deadline) -> np.ndarray | None:
@@ -287,12 +287,12 @@ class ScanResult:
         starts = np.arange(0, self._all, SAMPLE_BLOCK)
         sizes = np.minimum(SAMPLE_BLOCK, self._all - starts)
         counts = random.multivariate_hypergeometric(sizes, count, method="marginals")
-        found = []
-        for start, size, wanted in zip(starts.tolist(), sizes.tolist(), counts.tolist(), strict=True):
+        samples = []
+        for start, size, size_of_sample in zip(starts.tolist(), sizes.tolist(), counts.tolist(), strict=True):
             deadline.check()
-            chosen = np.sort(random.choice(size, wanted, replace=False, shuffle=False))
-            found.append(self._rows(start, start + size)[chosen])
-        return np.concatenate(found)
+            chosen = np.sort(random.choice(size, size_of_sample, replace=False, shuffle=False))
+            samples.append(self._rows(start, start + size)[chosen])
+        return np.concatenate(samples)
 
     def _by_segment(self, rows_R: np.ndarray) -> list[tuple[Segment, np.ndarray]]:
         """Return the rows of each segment; the numbers ascend."""
@@ -338,7 +338,7 @@ def encoded_keys(columns: KeyColumns) -> bytes:
     if columns.dynamic is not None:
         table[_PRESENT] = pa.chunked_array([pa.array(columns.dynamic.present_R)])
         rows = len(columns.dynamic.present_R)
-        table.update((kind, _spread(found, rows)) for kind, found in columns.dynamic.by_kind.items())
+        table.update((kind, _spread(scalars, rows)) for kind, scalars in columns.dynamic.by_kind.items())
     return table_bytes(pa.table(table))
 
 
@@ -370,9 +370,9 @@ def _joined(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     return pa.concat_tables(tables, promote_options="permissive").column("values")
 
 
-def _spread(found: Scalars, rows: int) -> pa.ChunkedArray:
+def _spread(scalars: Scalars, rows: int) -> pa.ChunkedArray:
     """Return the value of each row, null where it has none of the type."""
-    places_P, values = found
+    places_P, values = scalars
     numbers_R = np.full(rows, -1, np.int64)
     numbers_R[places_P] = np.arange(len(places_P))
     return values.take(pa.array(numbers_R, mask=numbers_R < 0))

@@ -227,7 +227,7 @@ def found(
     paths = [f"queries[{number}]" for number in range(search.queries)]
     # The queries themselves stay at the root, which has made vectors and weights of them.
     batch = QueryBatch(snapshot, (), paths, deadline, stats)
-    candidates = Candidates(prepared, batch, asked=search.asked, words=search.words)
+    candidates = Candidates(prepared, batch, vectors=search.asked, words=search.words)
     with stats.stage("search"):
         rankings = _ranked(candidates, search)
         answers = [pb.LeafFound() for _ in rankings]

@@ -119,8 +119,8 @@ class MetricsServer:
         await writer.wait_closed()
 
     def _answer(self, request: bytes) -> bytes:
-        method, _, rest = request.partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
+        method, _, tail = request.partition(b" ")
+        path = tail.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):
             status, body = "405 Method Not Allowed\r\nAllow: GET, HEAD", b"only GET and HEAD\n"
         elif path != b"/metrics":

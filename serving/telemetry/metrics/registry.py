@@ -157,17 +157,17 @@ def merged(families: Sequence[_Family], dumps: Iterable[Dump]) -> Dump:
         for family in families:
             values = total[family.name]
             for key, value in dump.get(family.name, {}).items():
-                known = values.get(key)
-                values[key] = value if known is None else _merged_value(family, known, value)
+                current = values.get(key)
+                values[key] = value if current is None else _merged_value(family, current, value)
     return total
 
 
-def _merged_value(family: _Family, one: Any, other: Any) -> Any:
+def _merged_value(family: _Family, first: Any, second: Any) -> Any:
     if isinstance(family, Histogram):
-        return [a + b for a, b in zip(one, other, strict=True)]
+        return [a + b for a, b in zip(first, second, strict=True)]
     if isinstance(family, Gauge) and family.combine == "max":
-        return max(one, other)
-    return one + other
+        return max(first, second)
+    return first + second
 
 
 def rendered(families: Sequence[_Family], dump: Dump) -> str:

@@ -52,12 +52,12 @@ def status_details(code: StatusCode, message: str, detail: ErrorDetail, error: E
 
     """
     short = message.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore")
-    own = ErrorDetail(field=detail.field, message=short, retry_after_ms=detail.retry_after_ms)
+    error_detail = ErrorDetail(field=detail.field, message=short, retry_after_ms=detail.retry_after_ms)
     # ErrorInfo: reason, domain.
     reason = "INTERNAL" if code is StatusCode.INTERNAL else _reason(type(error).__name__)
     details = [
         _any("google.rpc.ErrorInfo", framed(1, reason.encode()) + framed(2, b"scannery")),
-        _any(own.DESCRIPTOR.full_name, own.SerializeToString()),
+        _any(error_detail.DESCRIPTOR.full_name, error_detail.SerializeToString()),
     ]
     if detail.retry_after_ms:
         delay = Duration()
@@ -162,8 +162,8 @@ class CallTimeouts(PeriodicTask):
 class CallLimit:
     """A limit of `most` concurrent calls. Safe to use from several threads."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, maximum: int) -> None:
+        self._limit = maximum
         self._lock = threading.Lock()
         self._calls: dict[int, tuple[str, Cancellable]] = {}
         """Account and call by increasing number, the oldest first."""
@@ -173,7 +173,7 @@ class CallLimit:
     def entered(self, account: str, call: Cancellable) -> Iterator[None]:
         """Count a call inside the context; at the limit, end the oldest of the account that has the most."""
         with self._lock:
-            evicted = self._evicted() if len(self._calls) >= self._most else None
+            evicted = self._evicted() if len(self._calls) >= self._limit else None
             self._last += 1
             number = self._last
             self._calls[number] = (account, call)
@@ -187,7 +187,7 @@ class CallLimit:
 
     def _evicted(self) -> Cancellable:
         account = heaviest(Counter(account for account, _ in self._calls.values()))
-        number = next(number for number, (other, _) in self._calls.items() if other == account)
+        number = next(number for number, (owner, _) in self._calls.items() if owner == account)
         return self._calls.pop(number)[1]
 
 

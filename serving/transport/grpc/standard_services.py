@@ -137,8 +137,8 @@ class StandardServices(GenericHandler):
             CallLimit, (MAX_READING, MAX_WATCHED, MAX_REFLECTING)
         )
         # Calls that were just cancelled may still hold their threads.
-        most = 2 * (MAX_READING + MAX_WATCHED + MAX_REFLECTING)
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="scannery-standard")
+        max_threads = 2 * (MAX_READING + MAX_WATCHED + MAX_REFLECTING)
+        self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix="scannery-standard")
         stream, unary = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
         self._handlers: dict[str, tuple[Scope, Callable[..., Handler], Callable[..., Any]]] = {
             HEALTH_CHECK: ("read", unary, self._check),
@@ -156,10 +156,10 @@ class StandardServices(GenericHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Return the handler of a call; None: the method is not of these services."""
         details: Any = handler_call_details
-        found = self._handlers.get(details.method)
-        if found is None:
+        handler = self._handlers.get(details.method)
+        if handler is None:
             return None
-        _, kind, behaviour = found
+        _, kind, behaviour = handler
         return self._handler(kind, behaviour)
 
     def probe(self) -> Handler:

@@ -222,8 +222,8 @@ def _fields(
 def response_type(path: str) -> type[Message]:
     """Return the response type of the method at `path`."""
     service, _, method = path.strip("/").rpartition("/")
-    found = Default().FindServiceByName(service).methods_by_name[method]
-    return GetMessageClass(found.output_type)
+    descriptor = Default().FindServiceByName(service).methods_by_name[method]
+    return GetMessageClass(descriptor.output_type)
 
 
 _PREFLIGHT = (("access-control-allow-methods", "POST, GET, HEAD"), ("access-control-max-age", "7200"))

@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
         """Bytes received and not parsed yet."""
         self._read = b""
         """The bytes that are parsed now, if they begin with a request."""
-        self._known: tuple[KnownHead, ...] = ()
+        self._heads: tuple[KnownHead, ...] = ()
         """Heads of its latest requests."""
         self.templates: dict[int, SearchTemplate] = {}
         """Searches of its latest requests, by the size of their bodies."""
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
                 self._put(pending)
         if self._held:
             self._held += data
-        elif data and not (self._known and self._repeats(data)):
+        elif data and not (self._heads and self._repeats(data)):
             self._parse(data)
         if self._waiting or self._held:
             self._count_waiting()
@@ -234,10 +234,10 @@ class Connection(asyncio.Protocol):
         """Take a request with a known head; return False for anything else, which is to be parsed."""
         if self._current is not None or self._waiting or self._is_full or self._parser.is_arriving:
             return False
-        for known in self._known:
-            start = known.body_of(data)
+        for head in self._heads:
+            start = head.body_of(data)
             if start:
-                return self._take(known.head, data[start:])
+                return self._take(head.head, data[start:])
         return False
 
     def _take(self, head: Head, body: bytes) -> bool:
@@ -307,10 +307,10 @@ class Connection(asyncio.Protocol):
         self.active_s = time.monotonic()
         self._last |= exchange.close
         if self._read and not self._last and exchange.error is None:
-            most = min(SMALL_BYTES, self._handler.max_body_bytes(exchange.head))
-            known = KnownHead.of(exchange.head, self._read, exchange.body, most)
-            if known is not None:
-                self._known = (known, *self._known[: MAX_KNOWN - 1])
+            max_bytes = min(SMALL_BYTES, self._handler.max_body_bytes(exchange.head))
+            head = KnownHead.of(exchange.head, self._read, exchange.body, max_bytes)
+            if head is not None:
+                self._heads = (head, *self._heads[: MAX_KNOWN - 1])
         self._waiting.append(exchange)
         self._next()
 

@@ -110,7 +110,7 @@ class Pages:
     def check_caller(self, head: Head) -> None:
         """Raise UnauthenticatedError if a caller without credentials asks for anything but a public page."""
         if head.path not in self._public:
-            self._authorizer.known(head.metadata)
+            self._authorizer.caller(head.metadata)
 
     def page(self, head: Head, preflight: tuple[tuple[str, str], ...]) -> Page:
         """Return the page at the path of a head; for OPTIONS, an empty one with the `preflight` headers."""
@@ -241,8 +241,8 @@ class Handler:
 
     def max_body_bytes(self, head: Head) -> int:
         """Return how long the body of a request may be, also when it is decompressed."""
-        most = self._config.max_request_bytes
-        return min(most, connect.MAX_JSON_BYTES) if head.json else most
+        max_bytes = self._config.max_request_bytes
+        return min(max_bytes, connect.MAX_JSON_BYTES) if head.json else max_bytes
 
     def max_dropped_bytes(self, connection: Connection) -> int:
         """Return how much is read behind the last answer: for callers that may call, any body that they may send."""
@@ -384,14 +384,14 @@ class Handler:
     def _search_encoded(self, outcomes: list[Outcome]) -> None:
         """Search with the queries of which the texts are encoded now."""
         self._answer_soon()
-        for exchange, found in outcomes:
-            if isinstance(found, PreparedQuery):
-                self._batches.setdefault(id(found.prepared), []).append((exchange, found))
-            elif isinstance(found, CallerGoneError):
+        for exchange, outcome in outcomes:
+            if isinstance(outcome, PreparedQuery):
+                self._batches.setdefault(id(outcome.prepared), []).append((exchange, outcome))
+            elif isinstance(outcome, CallerGoneError):
                 exchange.active.ticket.leave()
                 self._lifecycle.ended(exchange.active, StatusCode.CANCELLED)
             else:
-                self._lifecycle.ended(exchange.active, self.refuse(exchange, found))
+                self._lifecycle.ended(exchange.active, self.refuse(exchange, outcome))
 
     def _answer_batch(self, batch: _Batch) -> None:
         try:

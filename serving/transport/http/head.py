@@ -265,9 +265,9 @@ def not_served(method: str, allowed: Iterable[str]) -> RefusedError:
     return RefusedError(405, StatusCode.UNIMPLEMENTED, f"{method} is not served here", headers=allow)
 
 
-def too_long(what: str, most: int) -> RefusedError:
-    """Return the error of a body with more than `most` bytes."""
-    return RefusedError(413, StatusCode.RESOURCE_EXHAUSTED, f"{what} has at most {most} bytes")
+def too_long(what: str, maximum: int) -> RefusedError:
+    """Return the error of a body with more than `maximum` bytes."""
+    return RefusedError(413, StatusCode.RESOURCE_EXHAUSTED, f"{what} has at most {maximum} bytes")
 
 
 class Exchange:

@@ -40,14 +40,14 @@ def json_error(kind: type[Message], data: bytes, said: str) -> InvalidRequestErr
     """
     root = cast(Descriptor, kind.DESCRIPTOR)
     try:
-        found = next(_misfits(root, strict_json(data.decode()), ""), None)
+        misfit = next(_misfits(root, strict_json(data.decode()), ""), None)
     except ValueError as error:
         return InvalidRequestError(f"the body is not JSON: {error}")
     except RecursionError:
         return InvalidRequestError("the body is not JSON: it is nested too deeply")
-    if found is not None and found.path:
-        return InvalidRequestError.at(_valid(found.path), _valid(found.what))
-    what = found.what if found is not None else said.split("\n", 1)[0].strip(". ")
+    if misfit is not None and misfit.path:
+        return InvalidRequestError.at(_valid(misfit.path), _valid(misfit.what))
+    what = misfit.what if misfit is not None else said.split("\n", 1)[0].strip(". ")
     return InvalidRequestError(f"the body is not the JSON of a {root.full_name}: {_valid(what)}")
 
 
@@ -60,7 +60,7 @@ def _misfits(kind: Descriptor, value: object, path: str) -> Iterator[_Misfit]:
         yield _Misfit(path, f"must be an object, got {_shown(value)}")
         return
     fields = {name: field for field in kind.fields for name in (field.json_name, field.name)}
-    given: dict[str, str] = {}
+    name_of_field: dict[str, str] = {}
     for name, item in value.items():
         here = f"{path}.{name}" if path else name
         field = fields.get(name)
@@ -71,8 +71,10 @@ def _misfits(kind: Descriptor, value: object, path: str) -> Iterator[_Misfit]:
             continue
         # Synthetic groups, those of `optional`, have one field.
         group = field.containing_oneof
-        if (other := given.setdefault(field.name if group is None else group.full_name, name)) != name:
-            yield _Misfit(here, f"cannot be given together with {other}")
+        if (
+            earlier := name_of_field.setdefault(field.name if group is None else group.full_name, name)
+        ) != name:
+            yield _Misfit(here, f"cannot be given together with {earlier}")
         yield from _of_field(field, item, here)
 
 
@@ -108,12 +110,12 @@ def _expected(field: FieldDescriptor, value: object) -> str | None:
     if field.enum_type is not None:
         fits, names = (
             _is_enum(field.enum_type, value),
-            [one.name for one in field.enum_type.values if one.number],
+            [value_of_enum.name for value_of_enum in field.enum_type.values if value_of_enum.number],
         )
         allowed = f"one of {', '.join(names)}"
     elif field.type in _INTEGERS:
-        least, most = _INTEGERS[field.type]
-        fits, allowed = _is_integer(value, least, most), f"an integer from {least} to {most}"
+        least, maximum = _INTEGERS[field.type]
+        fits, allowed = _is_integer(value, least, maximum), f"an integer from {least} to {maximum}"
     elif field.type in (field.TYPE_DOUBLE, field.TYPE_FLOAT):
         fits, allowed = _is_number(value), "a number"
     elif field.type == field.TYPE_BOOL:
@@ -131,11 +133,11 @@ def _is_enum(kind: EnumDescriptor, value: object) -> bool:
     return type(value) is int or (isinstance(value, str) and value in kind.values_by_name)
 
 
-def _is_integer(value: object, least: int, most: int) -> bool:
+def _is_integer(value: object, least: int, maximum: int) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return False
     try:
-        return least <= int(value) <= most and (isinstance(value, str) or value == int(value))
+        return least <= int(value) <= maximum and (isinstance(value, str) or value == int(value))
     except (ValueError, OverflowError):
         return False
 

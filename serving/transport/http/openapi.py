@@ -71,11 +71,11 @@ def description(paths: Iterable[str], *, credentials: bool) -> bytes:
 
     """
     methods = {path: _method(path) for path in sorted(paths)}
-    asked = _reachable(method.input_type for method in methods.values())
+    requests = _reachable(method.input_type for method in methods.values())
     services = {method.containing_service.full_name for method in methods.values()}
     schemas: dict[str, Schema] = {_ERROR: _error_schema()}
     for message in _reachable((*_types(methods.values()), ErrorDetail.DESCRIPTOR)).values():
-        schemas[message.full_name] = _message_schema(message, is_asked=message.full_name in asked)
+        schemas[message.full_name] = _message_schema(message, is_asked=message.full_name in requests)
         for enum in [_value_of(field).enum_type for field in message.fields]:
             if enum is not None:
                 schemas[enum.full_name] = _enum_schema(enum)
@@ -139,14 +139,14 @@ def _types(methods: Iterable[MethodDescriptor]) -> Iterator[Descriptor]:
 def _reachable(messages: Iterable[Descriptor]) -> dict[str, Descriptor]:
     """Return messages with those in their fields, but for entries of maps, by name."""
     names: dict[str, Descriptor] = {}
-    left = list(messages)
-    while left:
-        message = left.pop()
+    pending = list(messages)
+    while pending:
+        message = pending.pop()
         if message.full_name in names or message.full_name in _WELL_KNOWN:
             continue
         if not message.GetOptions().map_entry:
             names[message.full_name] = message
-        left += [field.message_type for field in message.fields if field.message_type is not None]
+        pending += [field.message_type for field in message.fields if field.message_type is not None]
     return names
 
 
@@ -274,10 +274,10 @@ def _value_of(field: FieldDescriptor) -> FieldDescriptor:
 
 def _field(field: FieldDescriptor) -> Schema:
     value = _value_of(field)
-    one, about = _single(value), {"description": _comment(field.full_name)}
+    schema, about = _single(value), {"description": _comment(field.full_name)}
     if value is not field:
-        return {"type": "object", "additionalProperties": one, **about}
-    return {"type": "array", "items": one, **about} if field.is_repeated else {**one, **about}
+        return {"type": "object", "additionalProperties": schema, **about}
+    return {"type": "array", "items": schema, **about} if field.is_repeated else {**schema, **about}
 
 
 def _single(field: FieldDescriptor) -> Schema:
@@ -287,5 +287,5 @@ def _single(field: FieldDescriptor) -> Schema:
 
 
 def _reference(kind: Descriptor | EnumDescriptor) -> Schema:
-    known = _WELL_KNOWN.get(kind.full_name)
-    return known or {"$ref": f"#/components/schemas/{kind.full_name}"}
+    schema = _WELL_KNOWN.get(kind.full_name)
+    return schema or {"$ref": f"#/components/schemas/{kind.full_name}"}

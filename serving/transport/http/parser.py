@@ -55,14 +55,14 @@ class KnownHead:
     """Requests with longer bodies are parsed, and perhaps refused."""
 
     @classmethod
-    def of(cls, head: Head, data: bytes, body: bytes | bytearray, most: int) -> KnownHead | None:
+    def of(cls, head: Head, data: bytes, body: bytes | bytearray, max_bytes: int) -> KnownHead | None:
         """Return the head of a request; None if others like it are to be parsed.
 
         Args:
             head: of the request, parsed.
             data: bytes that were read at once, and begin with a request; empty: it was read in parts.
             body: the last one that was parsed from them.
-            most: bytes of a body.
+            max_bytes: bytes of a body.
 
         """
         start = len(data) - len(body)
@@ -76,7 +76,7 @@ class KnownHead:
         if len(lengths) != 1 or int(lengths[0][1]) != len(body):
             return None
         first, last = lengths[0].span(1)
-        return cls(head, raw[:first], raw[last:], most)
+        return cls(head, raw[:first], raw[last:], max_bytes)
 
     def body_of(self, data: bytes) -> int:
         """Return where the body begins if the bytes are a whole request with this head and nothing else; 0 if not."""
@@ -153,7 +153,7 @@ class RequestParser:
         self._is_trailing = False
         self._offers = False
         """Whether the arriving request offers another protocol, so that llhttp is about to stop behind its head."""
-        self._known: tuple[bytes, bytes, list[Header], bool, str, Head] | None = None
+        self._last: tuple[bytes, bytes, list[Header], bool, str, Head] | None = None
         """The last head with its raw form: most callers repeat it in each request."""
 
     def feed(self, data: memoryview) -> None:
@@ -267,13 +267,13 @@ class RequestParser:
     def _read_head(self) -> Head:
         method, version = self._parser.get_method(), self._parser.get_http_version()
         sized = self._length is not None
-        known = self._known
-        if known is not None and known[:5] == (method, self._target, self._headers, sized, version):
-            return known[5]
+        last_head = self._last
+        if last_head is not None and last_head[:5] == (method, self._target, self._headers, sized, version):
+            return last_head[5]
         head = self._handler.head(
             method.decode("ascii"), self._target, self._headers, sized=sized, version=version
         )
-        self._known = (method, self._target, self._headers, sized, version, head)
+        self._last = (method, self._target, self._headers, sized, version, head)
         return head
 
     def on_chunk_header(self) -> None:

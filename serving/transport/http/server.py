@@ -158,16 +158,16 @@ class HttpServer:
 
         Connections of unknown callers must not keep known callers out.
         """
-        found = next((each for each in self._connections.values() if not each.is_known), None)
-        if found is None:
+        idle_connection = next((each for each in self._connections.values() if not each.is_known), None)
+        if idle_connection is None:
             idle = [each for each in self._connections.values() if each.is_idle]
-            found = min(idle, key=lambda each: each.active_s, default=None)
-            if found is not None and time.monotonic() - found.active_s < SPARED_S:
-                found = None
-        if found is None:
+            idle_connection = min(idle, key=lambda each: each.active_s, default=None)
+            if idle_connection is not None and time.monotonic() - idle_connection.active_s < SPARED_S:
+                idle_connection = None
+        if idle_connection is None:
             return False
-        found.abort()
-        del self._connections[id(found)]
+        idle_connection.abort()
+        del self._connections[id(idle_connection)]
         return True
 
     def _lost(self, connection: Connection) -> None:

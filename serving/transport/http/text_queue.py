@@ -22,7 +22,7 @@ from scannery.serving.transport.http.head import Exchange
 __all__ = ["Outcome", "TextQueue"]
 
 
-Asked: TypeAlias = tuple[Exchange, PreparedQuery]
+Waiting: TypeAlias = tuple[Exchange, PreparedQuery]
 Outcome: TypeAlias = tuple[Exchange, PreparedQuery | Exception]
 
 
@@ -39,7 +39,7 @@ class TextQueue:
         """
         self._threads, self._done = threads, done
         self._lock = threading.Lock()
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._working = 0
 
     def put(self, exchange: Exchange, query: PreparedQuery) -> None:
@@ -62,42 +62,42 @@ class TextQueue:
         while batch := self._taken():
             self._done(_outcomes(batch))
 
-    def _taken(self) -> list[Asked]:
+    def _taken(self) -> list[Waiting]:
         """Take the queries of the first one's encoder, up to its limit; none: this thread works no more."""
-        taken: list[Asked] = []
+        taken: list[Waiting] = []
         with self._lock:
             if not self._waiting:
                 self._working -= 1
                 return taken
             encoder = encoder_of(self._waiting[0][1])
             for _ in range(len(self._waiting)):
-                asked = self._waiting.popleft()
-                if len(taken) < encoder.most_queries and encoder_of(asked[1]) is encoder:
-                    taken.append(asked)
+                item = self._waiting.popleft()
+                if len(taken) < encoder.most_queries and encoder_of(item[1]) is encoder:
+                    taken.append(item)
                 else:
-                    self._waiting.append(asked)
+                    self._waiting.append(item)
         return taken
 
 
-def _outcomes(batch: list[Asked]) -> list[Outcome]:
+def _outcomes(batch: list[Waiting]) -> list[Outcome]:
     """Encode the texts of a batch that are still wanted, of one encoder."""
-    found: list[Outcome] = []
-    wanted: list[Asked] = []
+    outcomes: list[Outcome] = []
+    pending: list[Waiting] = []
     for exchange, query in batch:
         if not exchange.is_wanted():
-            found.append((exchange, CallerGoneError()))
+            outcomes.append((exchange, CallerGoneError()))
         elif exchange.deadline.remaining_s <= 0:
-            found.append(
+            outcomes.append(
                 (exchange, DeadlineError("the deadline passed while the request waited for its turn"))
             )
         else:
-            wanted.append((exchange, query))
-    if wanted:
-        found += _encoded(encoder_of(wanted[0][1]), wanted)
-    return found
+            pending.append((exchange, query))
+    if pending:
+        outcomes += _encoded(encoder_of(pending[0][1]), pending)
+    return outcomes
 
 
-def _encoded(encoder: QueryEncoder, batch: Sequence[Asked]) -> list[Outcome]:
+def _encoded(encoder: QueryEncoder, batch: Sequence[Waiting]) -> list[Outcome]:
     try:
         deadline = max((exchange.deadline for exchange, _ in batch), key=lambda each: each.at_s)
         queries = with_vectors(
@@ -107,5 +107,5 @@ def _encoded(encoder: QueryEncoder, batch: Sequence[Asked]) -> list[Outcome]:
         if len(batch) == 1:
             return [(batch[0][0], error)]
         # One text may be at fault: each one by itself tells which.
-        return [outcome for asked in batch for outcome in _encoded(encoder, [asked])]
+        return [outcome for item in batch for outcome in _encoded(encoder, [item])]
     return [(exchange, query) for (exchange, _), query in zip(batch, queries, strict=True)]

@@ -290,7 +290,7 @@ def test_damage_of_any_byte_is_an_error_or_changes_nothing(one: Built, tmp_path:
     [path] = (one.store.local_root / "t" / "segments").iterdir()  # type: ignore[operator]
     cold = one.cold(max_bytes=0)
     whole = path.read_bytes()
-    pages = cold._given.pages  # type: ignore[attr-defined]
+    pages = cold._unscaled.pages  # type: ignore[attr-defined]
     generator, caught = random.Random(5), 0
     try:
         for _ in range(120):

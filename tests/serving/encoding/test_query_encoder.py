@@ -186,8 +186,8 @@ def test_what_is_remembered_of_queries_is_bounded_in_bytes() -> None:
     finally:
         tracemalloc.stop()
     assert held_bytes <= most_bytes + (64 << 10)
-    assert encoder.known("59-49") is not None
-    assert encoder.known("0-0") is None
+    assert encoder.cached_vector("59-49") is not None
+    assert encoder.cached_vector("0-0") is None
 
 
 @pytest.mark.parametrize(("cached", "encoded"), [(10, ["a", "a"]), (0, ["a", "a", "a", "a"])])
@@ -198,7 +198,7 @@ def test_what_one_caller_asked_answers_no_other_sooner(cached: int, encoded: lis
         token = CURRENT.set(Principal(name, frozenset(("read",))))
         try:
             encoder.encode(["a"])
-            assert (encoder.known("a") is not None) == bool(cached)
+            assert (encoder.cached_vector("a") is not None) == bool(cached)
         finally:
             CURRENT.reset(token)
     assert counting.encoded == encoded

@@ -131,7 +131,7 @@ async def test_the_better_of_two_has_less_load_times_latency() -> None:
     slow.average.add(0.030, 0.0)
     quick.average.add(0.010, 0.0)
     assert better(slow, quick, 0.0) is better(quick, slow, 0.0) is quick
-    quick.others = 3
+    quick.other_calls = 3
     assert better(slow, quick, 0.0) is better(quick, slow, 0.0) is slow
     slow.abandoned = 1
     assert better(slow, quick, 0.0) is better(quick, slow, 0.0) is quick
@@ -141,7 +141,7 @@ async def test_a_leaf_that_was_not_asked_yet_does_not_get_everything() -> None:
     old, new = made(0, 1, state()), made(0, 1, state(), number=1)
     old.average.add(0.010, 0.0)
     assert better(old, new, 0.0) is new
-    new.others = 4
+    new.other_calls = 4
     assert better(old, new, 0.0) is old
 
 
@@ -156,12 +156,12 @@ async def test_simulated_replicas_get_shares_by_their_speed() -> None:
     for step in range(5000):
         now_s = step / 1000
         for end_s, begin_s, leaf in [one for one in running if one[0] <= now_s]:
-            leaf.others -= 1
+            leaf.other_calls -= 1
             leaf.answered(end_s - begin_s, now_s)
         running = [one for one in running if one[0] > now_s]
         chosen = view.choose(0, 1, state(), (), now_s)
         assert chosen is not None
-        chosen.others += 1
+        chosen.other_calls += 1
         count[chosen.address] += 1
         running.append((now_s + service_s[leaves.index(chosen)], now_s, chosen))
     shares = [count[leaf.address] / 5000 for leaf in leaves]
