@@ -43,7 +43,7 @@ class Aliases:
         self._lock, self._looks = threading.Lock(), threading.Lock()
         self._stamp: str | None = None
         """Stamp of the object that was read; None: none was read, empty: there was none."""
-        self._known: Mapping[str, str] = {}
+        self._aliases: Mapping[str, str] = {}
         """The index of each, as of the last look."""
         self._checked_at_s = float("-inf")
 
@@ -59,16 +59,16 @@ class Aliases:
             # If the store cannot be read, the names that are known keep working.
             with suppress(IndexerError):
                 self._look_for(name)
-        index = self._known.get(name)
+        index = self._aliases.get(name)
         return index if index is not None and self._is_told(index) else name
 
     def visible(self) -> dict[str, str]:
         """Return the index of each alias, as of the last look."""
-        return {alias: index for alias, index in sorted(self._known.items()) if self._is_told(index)}
+        return {alias: index for alias, index in sorted(self._aliases.items()) if self._is_told(index)}
 
     def of(self, index: str) -> list[str]:
         """Return the aliases of an index, sorted, as of the last look."""
-        return sorted(alias for alias, target in self._known.items() if target == index)
+        return sorted(alias for alias, target in self._aliases.items() if target == index)
 
     def refresh(self) -> None:
         """Read the aliases if they changed.
@@ -84,12 +84,12 @@ class Aliases:
             except NotFoundError:
                 stamp = ""
             if stamp != self._stamp:
-                self._known, self._stamp = read_aliases(self._store), stamp
+                self._aliases, self._stamp = read_aliases(self._store), stamp
 
     def _look_for(self, name: str) -> None:
         """Refresh the aliases if a name may be a new one, or if they may be old."""
         age_s = self._clock() - self._checked_at_s
-        is_known = name in self._known or self._is_open(name)
+        is_known = name in self._aliases or self._is_open(name)
         if is_known and (self._upkeep.watched or age_s <= self._upkeep.every_s):
             return
         # Another process may have set it, and its caller may use it at once. One request at a time: those for unknown

@@ -230,7 +230,7 @@ class Catalog:
         """
         with self._turn(wait_s) as held:
             if held:
-                self._refresh_entry(name, known=True)
+                self._refresh_entry(name, is_stored=True)
 
     def altered(self, name: str) -> None:
         """Open the version of an index whose spec was just changed here.
@@ -254,7 +254,7 @@ class Catalog:
                 return True
         return False
 
-    def written(self) -> None:
+    def note_write(self) -> None:
         """Record a write: maintenance may be due."""
         if not self._upkeep.watched:
             self.maintain()
@@ -391,7 +391,7 @@ class Catalog:
                 if self._closed:
                     return
                 if (changed is not None and name in changed) or self._is_due(name):
-                    entry = self._refresh_entry(name, known=True)
+                    entry = self._refresh_entry(name, is_stored=True)
                     if entry is not None and entry.snapshot is not None and entry.encoder.failures:
                         entry.load_encoder(entry.snapshot)
                     # Opening an index may take minutes, and the other leases would expire.
@@ -499,18 +499,18 @@ class Catalog:
     def _chosen(self) -> set[str]:
         return set(filter(self.serves, self.store.folders()))
 
-    def _refresh_entry(self, name: str, *, known: bool = False) -> CatalogEntry | None:
+    def _refresh_entry(self, name: str, *, is_stored: bool = False) -> CatalogEntry | None:
         """Open the latest version of an index unless it is open. Errors are kept in the entry.
 
-        `known`: the index is in the store, so that its error is kept even if it was never open.
+        `is_stored`: the index is in the store, so that its error is kept even if it was never open.
         """
         marks = self._drops.of(name), self._alters.of(name)  # before the store is read
-        entry = self._moved_entry(name, known=known)
+        entry = self._moved_entry(name, is_stored=is_stored)
         if entry is not None:
             entry.drop_mark, entry.alter_mark = marks
         return entry
 
-    def _moved_entry(self, name: str, *, known: bool) -> CatalogEntry | None:
+    def _moved_entry(self, name: str, *, is_stored: bool) -> CatalogEntry | None:
         entry = self._entries.get(name)
         if entry is not None:
             entry.checked_at_s = self._clock()
@@ -520,7 +520,7 @@ class Catalog:
             current = None if entry is None else entry.version
             version = self._versions.latest(name, current) if self.serves(name) else None
         except Exception as error:
-            if entry is None and not known:
+            if entry is None and not is_stored:
                 raise
             entry = self._entry(name)
             entry.opening.failed(f"index {name}: its versions cannot be listed", error)
@@ -557,10 +557,10 @@ class Catalog:
 
     def _unknown(self, name: str) -> UnknownIndexError:
         names = self.names()
-        known = f"there are: {', '.join(names[:20])}" if names else "there are none"
+        listing = f"there are: {', '.join(names[:20])}" if names else "there are none"
         near = difflib.get_close_matches(name[:80], names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return UnknownIndexError(f"index: there is no index {name!r:.100}; {known}{hint}", field="index")
+        return UnknownIndexError(f"index: there is no index {name!r:.100}; {listing}{hint}", field="index")
 
     @contextmanager
     def _turn(self, wait_s: float) -> Iterator[bool]:

@@ -118,15 +118,15 @@ def _recall(recall: Recall | None) -> pb.RecallInfo | None:
 
 def _named(manifest: Manifest, name: str, recall: Recall, counts: IndexCounts | None) -> pb.NamedVectorInfo:
     """Return the description of the vectors of a name and of their expected recall."""
-    own = manifest.of_vectors(name)
-    rows = sum(entry.rows for entry in own.segments) if counts is None else counts.vectors.get(name, 0)
-    encoder = _encoder(own)
+    vectors = manifest.of_vectors(name)
+    rows = sum(entry.rows for entry in vectors.segments) if counts is None else counts.vectors.get(name, 0)
+    encoder = _encoder(vectors)
     return pb.NamedVectorInfo(
-        dimensions=own.dimensions,
-        distance=_DISTANCES[own.spec.distance],
+        dimensions=vectors.dimensions,
+        distance=_DISTANCES[vectors.spec.distance],
         encoder=encoder,
         rows=rows,
-        recall=_recall(recall) if any(entry.curve for entry in own.segments) else None,
+        recall=_recall(recall) if any(entry.curve for entry in vectors.segments) else None,
         **({"from": manifest.spec.text_field(name)} if encoder is not None else {}),
     )
 

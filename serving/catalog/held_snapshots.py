@@ -80,12 +80,12 @@ class Holds:
     log_after: int | None
     """They need the mutations after this sequence; None: none."""
 
-    def joined(self, other: Holds) -> Holds:
+    def joined(self, second: Holds) -> Holds:
         """Return what both need."""
-        if other is NOTHING:
+        if second is NOTHING:
             return self
-        known = [each for each in (self.log_after, other.log_after) if each is not None]
-        return Holds(self.versions | other.versions, min(known, default=None))
+        sequences = [each for each in (self.log_after, second.log_after) if each is not None]
+        return Holds(self.versions | second.versions, min(sequences, default=None))
 
 
 NOTHING = Holds(frozenset(), None)
@@ -117,9 +117,9 @@ class HeldSnapshots:
             self._drop_old(now_s)
             while len(self._held) > 1:
                 if len(self._held) > MAX_SNAPSHOTS:
-                    self._drop(Counter(each for other in self._held.values() for each in other.callers))
+                    self._drop(Counter(each for kept in self._held.values() for each in kept.callers))
                 elif self._size_bytes() > MAX_BYTES:
-                    accounts = {each: None for other in self._held.values() for each in other.callers}
+                    accounts = {each: None for kept in self._held.values() for each in kept.callers}
                     self._drop({each: self._size_bytes(each) for each in accounts})
                 else:
                     break
@@ -161,10 +161,10 @@ class HeldSnapshots:
     def result(self, held: HeldSnapshot, digest: bytes, make: Callable[[], ResultT]) -> ResultT:
         """Return the result of a request, computed by `make` unless it is kept; all results are of one type."""
         with self._lock:
-            known = held.results.get(digest)
-            if known is not None:
+            cached = held.results.get(digest)
+            if cached is not None:
                 held.results.move_to_end(digest)
-                return cast("ResultT", known.result)
+                return cast("ResultT", cached.result)
         # Without the lock: it may take seconds.
         made = make()
         with self._lock:
@@ -179,13 +179,15 @@ class HeldSnapshots:
         self.expire()
         now_s = self._clock()
         with self._lock:
-            found = [
+            snapshots = [
                 held.snapshot
                 for held in self._held.values()
                 if held.snapshot.manifest.index == index and now_s - held.began_at_s < LEASED_S
             ]
-        later = [each.manifest.log_sequence for each in found if each.sequence > each.manifest.log_sequence]
-        return Holds(frozenset(each.manifest.version for each in found), min(later, default=None))
+        later = [
+            each.manifest.log_sequence for each in snapshots if each.sequence > each.manifest.log_sequence
+        ]
+        return Holds(frozenset(each.manifest.version for each in snapshots), min(later, default=None))
 
     def expire(self) -> None:
         """Drop the snapshots that were not read for KEPT_S."""
@@ -232,11 +234,11 @@ class HeldSnapshots:
                 amounts = sizes
             else:
                 return
-            others = [each for each in kept if each[2] is not newest]
-            if not others:
+            candidates = [each for each in kept if each[2] is not newest]
+            if not candidates:
                 return
-            account = heaviest({each.account: amounts[each.account] for _, _, each in others})
-            held, digest, _ = next(each for each in others if each[2].account == account)
+            account = heaviest({each.account: amounts[each.account] for _, _, each in candidates})
+            held, digest, _ = next(each for each in candidates if each[2].account == account)
             del held.results[digest]
 
     def _size_bytes(self, account: str | None = None) -> int:

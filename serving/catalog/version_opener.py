@@ -130,9 +130,9 @@ class VersionOpener:
     def new_bytes(self, name: str, version: int, entry: CatalogEntry | None) -> int:
         """Return the size of the files of a version that an entry does not have open; raises as `read_manifest`."""
         snapshot = None if entry is None else entry.snapshot
-        known = set() if snapshot is None else {file.key for file in snapshot.manifest.files}
+        open_keys = set() if snapshot is None else {file.key for file in snapshot.manifest.files}
         files = read_manifest(self.store, name, version).files
-        return sum(file.size_bytes for file in files if file.key not in known)
+        return sum(file.size_bytes for file in files if file.key not in open_keys)
 
     def move(self, entry: CatalogEntry, version: int) -> OpenIndex:
         """Open a version and switch to it, or to a later one if the log has been truncated beyond this one.

@@ -170,11 +170,11 @@ class ServerConfig(ListenConfig):
     @property
     def about(self) -> str:
         """As `ListenConfig.about`."""
-        told = {
+        messages = {
             "leaf": f"; this is the leaf of group {self.group} of a cluster: call a root of it",
             "root": "; this is a root of a cluster, and no leaf",
         }
-        return told.get(self.role, "")
+        return messages.get(self.role, "")
 
     @property
     def shards(self) -> Shards | None:
@@ -230,7 +230,7 @@ class ServerConfig(ListenConfig):
     def _check_contents(self) -> None:
         """Raise ConfigError if requests could read or write files of the server as contents."""
         security = self.security
-        own = (
+        paths = (
             self.store,
             self.log,
             security.keys_file,
@@ -239,9 +239,9 @@ class ServerConfig(ListenConfig):
             security.tls_key,
         )
         for root in self.vertex.contents if self.vertex is not None else ():
-            if found := next((place for place in own if overlap(root, place)), ""):
+            if match := next((path for path in paths if overlap(root, path)), ""):
                 raise ConfigError(
-                    f"vertex_contents: {root} and {found} overlap, so that requests could read there what callers "
+                    f"vertex_contents: {root} and {match} overlap, so that requests could read there what callers "
                     "must not see; give a folder of its own",
                     field="vertex_contents",
                 )

@@ -156,12 +156,12 @@ def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:
         if config.indexes and name not in config.indexes:
             continue
         try:
-            found = read_manifest(store, name) if latest_version(store, name) is not None else None
+            manifest = read_manifest(store, name) if latest_version(store, name) is not None else None
         except Exception as error:  # noqa: BLE001  it concerns this index only
             _log_not_shared(name, error)
         else:
-            if found is not None:
-                yield found
+            if manifest is not None:
+                yield manifest
 
 
 def _open(
@@ -188,11 +188,11 @@ def _log_not_shared(name: str, error: Exception) -> None:
 
 
 def _load_encoders(manifests: Sequence[Manifest], encoders: EncoderPool, config: ServerConfig) -> None:
-    wanted = [each for manifest in manifests for each in manifest.encoded.values()]
+    encoded = [each for manifest in manifests for each in manifest.encoded.values()]
     # A connection to another process does not survive a fork; each worker makes its own. Leaves get vectors.
-    if config.encoder is not None or config.role == "leaf" or not wanted or not _forks_well(config.device):
+    if config.encoder is not None or config.role == "leaf" or not encoded or not _forks_well(config.device):
         return
-    for manifest in wanted:
+    for manifest in encoded:
         try:
             encoders.encoder_of(manifest)
         except Exception as error:  # noqa: BLE001  vector queries still work, and workers report it

@@ -202,10 +202,10 @@ class Server(BaseServer):
             gauge.asks(partial(_by_index, catalog, value))
         if (recall := self._recall) is not None:
             for each, value_of in (
-                (metrics.recall_target, lambda one: one.target),
-                (metrics.recall_effective_target, lambda one: one.effective),
-                (metrics.recall_now, lambda one: one.recall if one.queries else None),
-                (metrics.recall_error, lambda one: one.error if one.queries else None),
+                (metrics.recall_target, lambda estimate: estimate.target),
+                (metrics.recall_effective_target, lambda estimate: estimate.effective),
+                (metrics.recall_now, lambda estimate: estimate.recall if estimate.queries else None),
+                (metrics.recall_error, lambda estimate: estimate.error if estimate.queries else None),
             ):
                 each.asks(partial(_by_estimate, recall, value_of))
         metrics.up.asks(lambda: {(name,): float(answers) for name, answers in catalog.states().items()})
@@ -271,8 +271,8 @@ def _reservoirs(config: ServerConfig, context: WorkerContext, catalog: Catalog) 
 def _by_estimate(
     recall: RecallController, value: Callable[[Estimate], float | None]
 ) -> dict[tuple[str, ...], float]:
-    found = {(name,): value(estimate) for name, estimate in recall.estimates().items()}
-    return {labels: each for labels, each in found.items() if each is not None}
+    values = {(name,): value(estimate) for name, estimate in recall.estimates().items()}
+    return {labels: each for labels, each in values.items() if each is not None}
 
 
 def _by_index(catalog: Catalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:

@@ -149,7 +149,7 @@ DOWN_MORE = 0.75
 MOST_TAKEN_BACK = 4
 SETTLED = 200
 """Queries after which the estimate is certain enough if it is clear."""
-KNOWN = 1000
+CERTAIN = 1000
 """Queries after which it is, clear or not."""
 
 
@@ -168,48 +168,48 @@ class Findings:
     """Queries that were not asked before the last move."""
 
 
-def next_move(found: Findings, *, taken_back: int, lowest: bool, highest: bool) -> int:
+def next_move(findings: Findings, *, taken_back: int, lowest: bool, highest: bool) -> int:
     """Return the direction of the next step: 1 (more effort), -1 (less), or 0 (none).
 
     Args:
-        found: with the settings in force.
+        findings: with the settings in force.
         taken_back: moves down that were followed by a move up.
         lowest: whether there is no step below.
         highest: whether there is none above.
 
     """
-    if not highest and _too_low(found):
+    if not highest and _too_low(findings):
         return 1
-    return -1 if not lowest and _less_suffices(found, taken_back) else 0
+    return -1 if not lowest and _less_suffices(findings, taken_back) else 0
 
 
-def _too_low(found: Findings) -> bool:
-    now, fast = found.now, found.now_fast
-    if found.fresh < FRESH_UP:
+def _too_low(findings: Findings) -> bool:
+    now, fast = findings.now, findings.now_fast
+    if findings.fresh < FRESH_UP:
         return False
     if fast.count >= LEAST_FAST and fast.below(UP_FAST):
         return True
     return now.count >= LEAST and (now.below(UP) or (now.count >= MANY and now.below(UP_MANY)))
 
 
-def _less_suffices(found: Findings, taken_back: int) -> bool:
-    if found.fresh < FRESH_DOWN:
+def _less_suffices(findings: Findings, taken_back: int) -> bool:
+    if findings.fresh < FRESH_DOWN:
         return False
     more = DOWN_MORE * min(taken_back, MOST_TAKEN_BACK)
-    less, fast = found.less, found.less_fast
+    less, fast = findings.less, findings.less_fast
     if less.count >= LEAST_DOWN and less.above(DOWN + more):
         return True
     return fast.count >= LEAST_DOWN_FAST and fast.above(DOWN_FAST + more)
 
 
-def is_undecided(found: Findings) -> bool:
+def is_undecided(findings: Findings) -> bool:
     """Return whether more queries should be sampled: the estimate is uncertain, or a move may be near."""
-    now, fast = found.now, found.now_fast
+    now, fast = findings.now, findings.now_fast
     if now.count < SETTLED or (fast.count >= LEAST_FAST / 2 and fast.below(1.0)):
         return True
-    if found.less_fast.count >= LEAST_FAST and found.less_fast.above(DOWN):
+    if findings.less_fast.count >= LEAST_FAST and findings.less_fast.above(DOWN):
         return True
-    return now.count < KNOWN and not now.above(UP)
+    return now.count < CERTAIN and not now.above(UP)
 
 
 MISSES_KEPT = 0.8
@@ -352,18 +352,20 @@ class _LocalEvidence:
 class IndexControl:
     """The recall of one index, in one process. Written by one thread, read by all."""
 
-    def __init__(self, table: SharedTable, place: int, process: int, workers: int, index: OpenIndex) -> None:
+    def __init__(
+        self, table: SharedTable, position: int, process: int, workers: int, index: OpenIndex
+    ) -> None:
         """Control a version of an index.
 
         Args:
             table: shared by the workers.
-            place: of the index in it.
+            position: of the index in it.
             process: number of this worker.
             workers: number of workers.
             index: the open version.
 
         """
-        self._table, self._place, self._process, self._workers = table, place, process, workers
+        self._table, self._position, self._process, self._workers = table, position, process, workers
         self.index, self.index_id = index.manifest.index, index.manifest.index_id
         self.target = index.spec.target_recall
         self.version = _version_of(index.manifest)
@@ -371,7 +373,7 @@ class IndexControl:
         self.steps = distinct_steps(index.settings_for, self.target)
         """Steps that change the settings."""
         self._last = 0
-        self._own = _LocalEvidence(0, workers)
+        self._local = _LocalEvidence(0, workers)
         self._decided = 0
         """The state for which the estimate is certain enough; 0: none."""
 
@@ -391,11 +393,11 @@ class IndexControl:
             # Other workers have a later version open. The state is theirs, and this worker follows soon.
             self._last = state.step if alike else 0
             return
-        known = before is not None and state.version == before.version
+        is_earlier = before is not None and state.version == before.version
         # Another worker may have opened a version between that before and this one.
-        known |= goes_on and _is_later(self.version, state.version)
+        is_earlier |= goes_on and _is_later(self.version, state.version)
         # The allowed misses of each step are the same share of the target's.
-        self._set(state.of_version(self.version, stays=alike and known))
+        self._set(state.of_version(self.version, stays=alike and is_earlier))
 
     @property
     def step(self) -> int:
@@ -406,7 +408,7 @@ class IndexControl:
         """Return the step in force in this thread; for snapshots."""
         if _TRYING.step is not None:
             return _TRYING.step
-        word = self._table.words[self._place]
+        word = self._table.words[self._position]
         if word >> 32 == self.version:
             self._last = word >> 8 & 0xFF
         return self._last
@@ -419,7 +421,7 @@ class IndexControl:
     @property
     def word(self) -> int:
         """The state in force; evidence belongs to one state."""
-        return self._table.words[self._place]
+        return self._table.words[self._position]
 
     @property
     def is_current(self) -> bool:
@@ -444,35 +446,35 @@ class IndexControl:
         """
         if word != self.word:
             return
-        if self._own.word != word:
-            self._own = _LocalEvidence(word, self._workers)
-        own = self._own
-        for part in own.parts[:2]:
+        if self._local.word != word:
+            self._local = _LocalEvidence(word, self._workers)
+        local = self._local
+        for part in local.parts[:2]:
             part.add(now)
         if less is not None:
-            for part in own.parts[2:]:
+            for part in local.parts[2:]:
                 part.add(less)
-        own.fresh += fresh
+        local.fresh += fresh
 
     def decide(self) -> int:
         """Publish what was recorded, and move by a step if it is due; return the direction."""
         word, state = self.word, self._state
         if not self.is_current:
             return 0
-        if self._own.word == word:
-            self._table.write(self._process, self._place, word, self._own.numbers)
-        found = self._findings(word)
-        place = self._place_of(state.step)
+        if self._local.word == word:
+            self._table.write(self._process, self._position, word, self._local.numbers)
+        findings = self._findings(word)
+        position = self._position_of(state.step)
         move = next_move(
-            found,
+            findings,
             taken_back=state.taken_back,
-            lowest=place == 0,
-            highest=place == len(self.steps) - 1,
+            lowest=position == 0,
+            highest=position == len(self.steps) - 1,
         )
-        self._decided = 0 if move or is_undecided(found) else word
+        self._decided = 0 if move or is_undecided(findings) else word
         if move:
-            step = self.steps[place + move]
-            self._tell(found, state.step, step)
+            step = self.steps[position + move]
+            self._tell(findings, state.step, step)
             self._set(state.moved(step))
         return move
 
@@ -485,14 +487,14 @@ class IndexControl:
         )
 
     def _findings(self, word: int) -> Findings:
-        rows = self._table.read(self._place, word)
+        rows = self._table.read(self._position, word)
         parts = [Evidence.merged(row[i : i + FIELDS] for row in rows) for i in range(0, 4 * FIELDS, FIELDS)]
         fresh = sum(row[4 * FIELDS] for row in rows)
         return Findings(now=parts[0], now_fast=parts[1], less=parts[2], less_fast=parts[3], fresh=fresh)
 
-    def _tell(self, found: Findings, before: int, step: int) -> None:
+    def _tell(self, findings: Findings, before: int, step: int) -> None:
         up = step > before
-        slow, fast = (found.now, found.now_fast) if up else (found.less, found.less_fast)
+        slow, fast = (findings.now, findings.now_fast) if up else (findings.less, findings.less_fast)
         evidence = slow if (slow.mean < 0) == up else fast  # the questions have just changed
         what = "is below" if up else "would also reach"
         _LOG.info(
@@ -502,9 +504,9 @@ class IndexControl:
             raised_target(self.target, before), raised_target(self.target, step),
         )  # fmt: skip
 
-    def _place_of(self, step: int) -> int:
-        """Return the place of a step in `steps`, or of the next lower one: another version had other steps."""
-        return max(place for place, each in enumerate(self.steps) if each <= step or place == 0)
+    def _position_of(self, step: int) -> int:
+        """Return the position of a step in `steps`, or of the next lower one: another version had other steps."""
+        return max(position for position, each in enumerate(self.steps) if each <= step or position == 0)
 
     def _has_curves_of(self, before: IndexControl) -> bool:
         """Return whether most rows with curves are in segments with the same curves as before."""
@@ -516,10 +518,10 @@ class IndexControl:
 
     @property
     def _state(self) -> _State:
-        return _State.of(self._table.words[self._place])
+        return _State.of(self._table.words[self._position])
 
     def _set(self, state: _State) -> None:
-        self._table.words[self._place] = state.word
+        self._table.words[self._position] = state.word
 
 
 class RecallController:
@@ -551,13 +553,13 @@ class RecallController:
             if not has_choice(index.settings_for, index.spec.target_recall):
                 self._release(name)
                 return
-            place = self._table.place(_identity(name, index_id))
-            if place is None:
+            position = self._table.place(_identity(name, index_id))
+            if position is None:
                 _LOG.warning(
                     "index %s: its recall is not held: too many indexes have settings to choose", name
                 )
                 return
-            control = IndexControl(self._table, place, self._process, self._workers, index)
+            control = IndexControl(self._table, position, self._process, self._workers, index)
             if before is not None:
                 before.read()  # it answers queries on its version with this step until these are gone
             control.begin(before)
@@ -586,7 +588,7 @@ class RecallController:
 
     def estimates(self) -> Mapping[str, Estimate]:
         """Return what is known of the recall of each index that has settings to choose from."""
-        return {name: one.estimate() for name, one in list(self._controls.items())}
+        return {name: control.estimate() for name, control in list(self._controls.items())}
 
 
 def no_step() -> int:
@@ -600,9 +602,9 @@ def _version_of(manifest: Manifest) -> int:
     return index << 16 | manifest.version % _NUMBERS
 
 
-def _is_later(one: int, other: int) -> bool:
+def _is_later(version: int, reference: int) -> bool:
     """Return whether a version is a later one of the same index."""
-    return one >> 16 == other >> 16 and 0 < (one - other) % _NUMBERS < _NUMBERS // 2
+    return version >> 16 == reference >> 16 and 0 < (version - reference) % _NUMBERS < _NUMBERS // 2
 
 
 def _identity(name: str, index_id: str | None) -> str:

@@ -26,7 +26,7 @@ class SearchTemplate:
     index: str
     """Name as the request names it: an index or an alias."""
     options: bytes
-    """A serialised SearchOptions, as `Snapshot.known` takes it."""
+    """A serialised SearchOptions, as `Snapshot.cached` takes it."""
     min_sequence: int
     before: bytes
     """All bytes before the vector."""

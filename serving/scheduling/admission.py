@@ -48,9 +48,9 @@ _IDLE, _FASTER, _SLOWER = 0.05, 0.02, 0.0005
 _MAX_KINDS = 1024
 
 
-def with_reserve(most: float) -> int:
-    """Return `most` requests plus the reserve for clients that hold less than their share."""
-    return int(most * (1 + RESERVE))
+def with_reserve(limit: float) -> int:
+    """Return `limit` requests plus the reserve for clients that hold less than their share."""
+    return int(limit * (1 + RESERVE))
 
 
 class Ticket:
@@ -120,7 +120,7 @@ class Admission:
         self,
         *,
         least: int,
-        most: int,
+        maximum: int,
         burst: int = 0,
         buffers: Budget | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -129,8 +129,8 @@ class Admission:
 
         Args:
             least: lower bound of the limit.
-            most: upper bound of the limit.
-            burst: requests by which callers may exceed the limit at once, up to `most`.
+            maximum: upper bound of the limit.
+            burst: requests by which callers may exceed the limit at once, up to `maximum`.
             buffers: bytes of bodies and answers; None: they are not bounded.
             clock: seconds.
 
@@ -138,7 +138,7 @@ class Admission:
         self.limit = float(least)
         self.bytes = buffers or Budget(NO_BYTES, "bytes of bodies and unread answers")
         """Bytes of bodies and answers of the requests in flight."""
-        self._least, self._most = least, most
+        self._least, self._maximum = least, maximum
         self._burst = self._burst_left = burst
         self._clock = clock
         self._has_refused = False
@@ -208,7 +208,7 @@ class Admission:
         if ratio > TOLERANCE:
             self.limit = max(self._least, self.limit * max(SHRINK, TOLERANCE / ratio))
         elif self._peak >= 0.8 * self.limit:
-            self.limit = min(self._most, self.limit + max(1.0, self.limit**0.5 / 2))
+            self.limit = min(self._maximum, self.limit + max(1.0, self.limit**0.5 / 2))
         self._ratios, self._samples, self._peak = 0.0, 0, self._in_flight
 
     def _has_room(self, account: str, client: str) -> bool:
@@ -218,7 +218,7 @@ class Admission:
             and self._clock() - self._full_s > CALM_S
         ):
             self._burst_left, self._has_refused = self._burst, False
-        limit = self._most if self._burst_left else self.limit
+        limit = self._maximum if self._burst_left else self.limit
         if self._in_flight < limit / 2:
             return True
         # Accounts share the limit, and the clients of an account what it may have.
@@ -232,14 +232,14 @@ class Admission:
         if self._in_flight < limit:
             # Alone, a client may have all of it; with others, no more than its share once half is taken.
             return fair
-        if within and self._in_flight < with_reserve(self._most):
+        if within and self._in_flight < with_reserve(self._maximum):
             # What a client has beyond the limit must not keep others from their share: it was let in because it seemed
             # to be answered soon, and may wait for a body that never comes.
             counted = sum(min(held, limit) for held in (self._accounts if rivals else self._clients).values())
             if counted < with_reserve(limit):
                 return True
         soon = 0 < (self._in_flight + 1) * self._pace_s <= PATIENCE_S
-        return soon and fair and self._in_flight < self._most
+        return soon and fair and self._in_flight < self._maximum
 
     def _retry_after_s(self) -> float:
         # When those that are here now will be answered.

@@ -33,11 +33,11 @@ ResultT = TypeVar("ResultT")
 class _Waiter(Generic[ItemT, ResultT]):
     """An item that waits, and what becomes of it."""
 
-    __slots__ = ("deadline", "error", "item", "key", "leads", "result", "wake", "wanted", "weight")
+    __slots__ = ("deadline", "error", "is_wanted", "item", "key", "leads", "result", "wake", "weight")
 
     def __init__(self, key: object, item: ItemT, deadline: Deadline, weight: int) -> None:
         self.key, self.item, self.deadline, self.weight = key, item, deadline, weight
-        self.wanted = still_wanted()
+        self.is_wanted = still_wanted()
         self.leads = False
         self.result: tuple[ResultT] | None = None
         self.error: Exception | None = None
@@ -180,7 +180,7 @@ def _work(
 
 def _dropped(waiter: _Waiter[ItemT, ResultT]) -> bool:
     """Return whether the caller of an item hung up; if so, wake it."""
-    if waiter.wanted():
+    if waiter.is_wanted():
         return False
     waiter.error = CallerGoneError()
     waiter.wake.release()
@@ -232,8 +232,8 @@ class _Thread:
 class CallThreads:
     """A pool of threads, started when they are needed. Calls beyond its size wait in their order."""
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name = most, name
+    def __init__(self, size: int, name: str) -> None:
+        self._size, self._name = size, name
         self._lock = threading.Lock()
         self._idle: list[_Thread] = []
         self._waiting: deque[_Call] = deque()
@@ -251,7 +251,7 @@ class CallThreads:
                 thread.call = call
                 thread.wake.release()
                 return call
-            if self._count == self._most:
+            if self._count == self._size:
                 self._waiting.append(call)
                 return call
             self._count += 1

@@ -70,8 +70,8 @@ class IdleCores:
         """End the threads."""
         self._threads.close()
 
-    def _call_helpers(self, request: _Request[PartT, ResultT], wanted: int) -> None:
-        for _ in range(min(wanted, self._helpers)):
+    def _call_helpers(self, request: _Request[PartT, ResultT], count: int) -> None:
+        for _ in range(min(count, self._helpers)):
             if self._free is None or not self.helps or not self._free.acquire(blocking=False):
                 return
             request.helpers += 1
@@ -88,7 +88,7 @@ class IdleCores:
             request.work_off(self._was_idle)
         finally:
             self._free.release()
-            request.left()
+            request.note_end()
 
     def _was_idle(self, took_s: float, worked_s: float) -> bool:
         """Return whether a part that took so long, of which the thread worked so long, had a core for itself."""
@@ -109,7 +109,7 @@ class _Request(Generic[PartT, ResultT]):
         self._next = 0
         self._done: list[tuple[ResultT] | None] = [None] * len(parts)
         self._failed: dict[int, BaseException] = {}
-        self._left = threading.Semaphore(0)
+        self._ends = threading.Semaphore(0)
         self.helpers = 0
         """Called, by the thread of the caller."""
 
@@ -126,14 +126,14 @@ class _Request(Generic[PartT, ResultT]):
             if not goes_on(time.perf_counter() - started_s, time.thread_time() - worked_s):
                 return
 
-    def left(self) -> None:
+    def note_end(self) -> None:
         """Note that a helper has ended its work."""
-        self._left.release()
+        self._ends.release()
 
     def results(self) -> list[ResultT]:
         """Wait for the helpers, and return the results; raises the error of the first part with one."""
         for _ in range(self.helpers):
-            self._left.acquire()
+            self._ends.acquire()
         if self._failed:
             raise self._failed[min(self._failed)]
         return [done[0] for done in self._done if done is not None]

@@ -66,13 +66,13 @@ class _Waiter:
 
 
 class Permits:
-    """Permits of a process: `most` for any caller, and one for each of as many callers that hold none.
+    """Permits of a process: `limit` for any caller, and one for each of as many callers that hold none.
 
     Safe to use from several threads.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}
         """Permits by account."""
@@ -133,14 +133,14 @@ class Permits:
     def _may_take(self, account: str) -> bool:
         held = self._held.get(account, 0)
         if not held:
-            return len(self._held) <= self._most
-        if self._taken >= self._most:
+            return len(self._held) <= self._limit
+        if self._taken >= self._limit:
             return False
-        others = len(self._waiting) - (account in self._waiting)
-        if not others:
+        competitors = len(self._waiting) - (account in self._waiting)
+        if not competitors:
             return True
         callers = len(self._waiting.keys() | self._held.keys())
-        return held < math.ceil(self._most / callers)
+        return held < math.ceil(self._limit / callers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +158,13 @@ class _Turns:
 class Permit:
     """The permit of a request: a context that waits for it, and raises CallerGoneError if the caller hung up."""
 
-    __slots__ = ("_held", "_permits", "_token", "deadline", "on_end", "wanted")
+    __slots__ = ("_held", "_permits", "_token", "deadline", "is_wanted", "on_end")
 
     def __init__(
         self,
         permits: Turns,
         deadline: Deadline,
-        wanted: Callable[[], bool],
+        is_wanted: Callable[[], bool],
         on_end: Callable[[Callable[[], None]], bool] | None = None,
     ) -> None:
         """Take no permit yet.
@@ -172,18 +172,18 @@ class Permit:
         Args:
             permits: those of the process, for its caller.
             deadline: of the request; ends the wait.
-            wanted: returns whether the caller still waits for the answer.
+            is_wanted: returns whether the caller still waits for the answer.
             on_end: registers a callback for the end of the call, answered or not; False: the call has ended already.
 
         """
         self._permits = permits
         self._held = False
-        self.deadline, self.wanted, self.on_end = deadline, wanted, on_end
+        self.deadline, self.is_wanted, self.on_end = deadline, is_wanted, on_end
 
     def __enter__(self) -> None:
         with span("scannery.queue"):
             self.resume()
-        if not self.wanted():
+        if not self.is_wanted():
             self.pause()
             raise CallerGoneError
         self._token = _CURRENT.set(self)
@@ -235,7 +235,7 @@ def current_permit() -> Permit | None:
 def still_wanted() -> Callable[[], bool]:
     """Return the function that tells whether the caller of the current request still waits."""
     permit = _CURRENT.get()
-    return permit.wanted if permit else _always
+    return permit.is_wanted if permit else _always
 
 
 def _always() -> bool:
@@ -335,15 +335,15 @@ class Budget:
                     break
                 losers += filter(None, [loser._lose])
                 loser.close()
-            most = self.most_of(share.account)
-            refused = more > 0 and held + more > most
+            limit = self.most_of(share.account)
+            refused = more > 0 and held + more > limit
             if not refused:
                 self._add(share, more)
         for lose in losers:
             lose()
         if refused:
             raise OverloadedError(
-                f"this caller would hold {held + more} {self._what}, and may hold {most} now of {self.total}",
+                f"this caller would hold {held + more} {self._what}, and may hold {limit} now of {self.total}",
                 retry_after_s=RETRY_S,
             )
 

@@ -59,9 +59,9 @@ class Aggregation:
         counts, snapshot = self._values(request, deadline)
         if _is_geo(request.attribute, snapshot):
             raise InvalidRequestError.at("attribute", f"{request.attribute} has places, which have no facets")
-        found = most_frequent(counts.kinds, limit)
+        value_counts = most_frequent(counts.kinds, limit)
         return pb.FacetsResponse(
-            facets=[pb.Facet(value=_value(each), count=each.rows) for each in found],
+            facets=[pb.Facet(value=_value(each), count=each.rows) for each in value_counts],
             distinct=counts.distinct,
             missing=counts.missing,
             version=snapshot.manifest.version,
@@ -115,7 +115,7 @@ def _check_shares(request: pb.AttributeStatsRequest) -> None:
 
 def _check_size(stats: Sequence[TypeStats]) -> None:
     """Check the size of an answer: each quantile of strings may have a MiB."""
-    size = sum(len(each.value) for one in stats for each in one.quantiles if isinstance(each.value, str))
+    size = sum(len(each.value) for entry in stats for each in entry.quantiles if isinstance(each.value, str))
     if size > limits.MAX_FACETS_BYTES:
         raise InvalidRequestError.at(
             "quantiles",
@@ -124,21 +124,21 @@ def _check_size(stats: Sequence[TypeStats]) -> None:
         )
 
 
-def _stats(one: TypeStats) -> pb.TypeStats:
+def _stats(stats: TypeStats) -> pb.TypeStats:
     return pb.TypeStats(
-        type=one.name,
-        values=one.values,
-        distinct=one.distinct,
-        min=None if one.least is None else _value(one.least),
-        max=None if one.greatest is None else _value(one.greatest),
-        quantiles=map(_value, one.quantiles),
+        type=stats.name,
+        values=stats.values,
+        distinct=stats.distinct,
+        min=None if stats.least is None else _value(stats.least),
+        max=None if stats.greatest is None else _value(stats.greatest),
+        quantiles=map(_value, stats.quantiles),
     )
 
 
-def _value(found: ValueCount) -> types_pb2.Value:
+def _value(count: ValueCount) -> types_pb2.Value:
     """Return a value with its exact type."""
-    if found.kind == "timestamp":
+    if count.kind == "timestamp":
         message = types_pb2.Value()
-        message.timestamp_value.FromDatetime(found.value)
+        message.timestamp_value.FromDatetime(count.value)
         return message
-    return types_pb2.Value(**{f"{found.kind}_value": found.value})
+    return types_pb2.Value(**{f"{count.kind}_value": count.value})

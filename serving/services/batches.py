@@ -77,14 +77,14 @@ class Batches:
         """
         if rows is not None:
             return [search(prepared, batch, filters, rows).framed(_RESULTS)]
-        wanted = still_wanted()
+        is_wanted = still_wanted()
 
         def work(part: _Part) -> memoryview:
-            queries, own = part
+            queries, part_filters = part
             queries.deadline.check()
-            if not wanted():
+            if not is_wanted():
                 raise CallerGoneError
-            return search(prepared, queries, own).framed(_RESULTS)
+            return search(prepared, queries, part_filters).framed(_RESULTS)
 
         with on_all_cores():
             parts = self._parts(prepared, _encoded(prepared, batch), filters)

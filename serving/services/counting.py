@@ -62,6 +62,6 @@ def field_of(name: str, snapshot: Snapshot) -> str:
         raise InvalidRequestError.at("attribute", "must not be empty")
     field = field_name(name, spec.attributes, dynamic=spec.dynamic)
     if field is None:
-        known = {"document_id": "string", **spec.attributes}
-        raise InvalidRequestError.at("attribute", f"{name!r:.80}: {unknown_name(name, known, 'attribute')}")
+        fields = {"document_id": "string", **spec.attributes}
+        raise InvalidRequestError.at("attribute", f"{name!r:.80}: {unknown_name(name, fields, 'attribute')}")
     return field

@@ -93,11 +93,11 @@ class VectorSpaces:
 
     def _of_served(self, spec: EncoderSpec) -> NamedVectorsInfo | None:
         """Return the vectors of an index that the caller can see with the same encoder, so that no model is loaded."""
-        wanted = encoder_options(spec)
+        options = encoder_options(spec)
         for manifest in self._catalog.manifests():
-            for own in manifest.encoded.values():
-                if own.encoder is not None and encoder_options(own.spec.encoder) == wanted:
-                    return NamedVectorsInfo(dimensions=own.dimensions, encoder=own.encoder)
+            for vectors in manifest.encoded.values():
+                if vectors.encoder is not None and encoder_options(vectors.spec.encoder) == options:
+                    return NamedVectorsInfo(dimensions=vectors.dimensions, encoder=vectors.encoder)
         return None
 
     def _of_model(self, spec: EncoderSpec, field: str) -> NamedVectorsInfo:
@@ -166,15 +166,15 @@ class Creation:
         if latest_version(self._catalog.store, spec.index) is None:
             return None
         manifest = read_manifest(self._catalog.store, spec.index)
-        for field, given, existing in (
+        for field, value, existing in (
             ("spec.encoder", encoder_options(spec.encoder), encoder_options(manifest.spec.encoder)),
             ("spec.distance", spec.distance, manifest.spec.distance),
             ("dimensions", dimensions or manifest.dimensions, manifest.dimensions),
             ("spec.named_vectors", _named(spec), _named(manifest.spec)),
         ):
-            if given != existing:
+            if value != existing:
                 raise AlreadyExistsError(
-                    f"{field}: index {spec.index!r} exists with {_shown(existing)}, got {_shown(given)}",
+                    f"{field}: index {spec.index!r} exists with {_shown(existing)}, got {_shown(value)}",
                     field=field,
                 )
         self._catalog.open_created(spec.index)
@@ -203,12 +203,12 @@ class Creation:
                     f"must be 1 to {limits.MAX_DIMENSIONS} for an index without an encoder, got {dimensions}",
                 )
             return dimensions, None
-        found = self._spaces.of_encoder(spec.encoder, "spec.encoder.model")
-        if dimensions not in (0, found.dimensions):
+        info = self._spaces.of_encoder(spec.encoder, "spec.encoder.model")
+        if dimensions not in (0, info.dimensions):
             raise InvalidRequestError.at(
-                "dimensions", f"must be those of {spec.encoder.model}, {found.dimensions}, got {dimensions}"
+                "dimensions", f"must be those of {spec.encoder.model}, {info.dimensions}, got {dimensions}"
             )
-        return found.dimensions, found.encoder
+        return info.dimensions, info.encoder
 
 
 def _parsed_spec(text: str) -> IndexSpec:
@@ -229,13 +229,13 @@ def _named(spec: IndexSpec) -> dict[str, object]:
     """Return what determines the named vectors, by name."""
     return {
         name: (
-            own.model_dump(include={"dimensions", "distance"})
+            vectors.model_dump(include={"dimensions", "distance"})
             | {
-                "encoder": encoder_options(own.encoder),
-                "from": spec.text_field(name) if own.encoder else None,
+                "encoder": encoder_options(vectors.encoder),
+                "from": spec.text_field(name) if vectors.encoder else None,
             }
         )
-        for name, own in spec.named_vectors.items()
+        for name, vectors in spec.named_vectors.items()
     }
 
 
@@ -329,9 +329,9 @@ class Alteration:
         added = spec.named_vectors.keys() - manifest.named_vectors.keys()
         if not added:
             return {}
-        found = self._spaces.of_names(spec, added, "changes")
+        new_vectors = self._spaces.of_names(spec, added, "changes")
         altered = manifest.model_copy(
-            update={"spec": spec, "named_vectors": {**manifest.named_vectors, **found}}
+            update={"spec": spec, "named_vectors": {**manifest.named_vectors, **new_vectors}}
         )
         if problem := named_vectors_problem(live, manifest, altered):
             raise InvalidRequestError.at(
@@ -339,7 +339,7 @@ class Alteration:
                 f"live updates that are not sealed are from before a rollback, and their {problem}: seal them first "
                 f"(`scannery index seal {manifest.index}`), or choose another name",
             )
-        return found
+        return new_vectors
 
     def _check_not_dynamic(self, manifest: Manifest, names: Collection[str]) -> None:
         """Refuse to declare names that datapoints have as dynamic attributes: filters would not find their values."""

@@ -71,7 +71,7 @@ class ServedEncoder:
 
 def index_encoders(catalog: Catalog, index: str) -> list[ServedEncoder]:
     """Return the encoders of an index; for an empty name, those of all indexes that the caller can see."""
-    found: dict[str, ServedEncoder] = {}
+    encoders: dict[str, ServedEncoder] = {}
     for name in [index] if index else catalog.names():
         try:
             manifest = catalog.manifest(name)
@@ -82,17 +82,19 @@ def index_encoders(catalog: Catalog, index: str) -> list[ServedEncoder]:
         for each in manifest.encoded.values():
             assert each.spec.encoder is not None
             key = json.dumps([each.spec.encoder.model, each.encoder, each.dimensions], sort_keys=True)
-            others = found[key].indexes if key in found else frozenset[str]()
-            is_nested = each.spec.encoder.dimensions is not None or (key in found and found[key].is_nested)
-            found[key] = ServedEncoder(
+            indexes = encoders[key].indexes if key in encoders else frozenset[str]()
+            is_nested = each.spec.encoder.dimensions is not None or (
+                key in encoders and encoders[key].is_nested
+            )
+            encoders[key] = ServedEncoder(
                 model=each.spec.encoder.model,
                 fingerprint=each.encoder,
                 dimensions=each.dimensions,
-                indexes=others | {name},
+                indexes=indexes | {name},
                 is_nested=is_nested,
                 open=partial(catalog.encoders.encoder_of, each, field="index"),
             )
-    return list(found.values())
+    return list(encoders.values())
 
 
 class KnownEncoders:
@@ -117,13 +119,13 @@ class KnownEncoders:
 
         A caller that is limited to some indexes sees spares if it may create indexes.
         """
-        found = index_encoders(self._catalog, index)
+        encoders = index_encoders(self._catalog, index)
         principal = CURRENT.get()
         if index or (principal is not None and principal.indexes is not None and not principal.may("admin")):
-            return found
-        known = {(one.model, digest) for one in found for digest in (one.digest, "")}
+            return encoders
+        keys = {(encoder.model, digest) for encoder in encoders for digest in (encoder.digest, "")}
         spares = [spare for model in self._models if (spare := self._spare(model))]
-        return found + [spare for spare in spares if (spare.model, spare.digest) not in known]
+        return encoders + [spare for spare in spares if (spare.model, spare.digest) not in keys]
 
     def _spare(self, model: str) -> ServedEncoder | None:
         """Return a model of the operator with the options of a new index; None if this server cannot use it."""
@@ -194,42 +196,45 @@ class Embedding:
 
     def list_encoders(self, request: pb.ListEncodersRequest, deadline: Deadline) -> pb.ListEncodersResponse:
         """List the encoders."""
-        found = [one for one in self._encoders("") if request.fingerprint in ("", one.digest)]
-        found.sort(key=lambda one: (one.model, one.digest))
+        encoders = [encoder for encoder in self._encoders("") if request.fingerprint in ("", encoder.digest)]
+        encoders.sort(key=lambda encoder: (encoder.model, encoder.digest))
         return pb.ListEncodersResponse(
-            encoders=[_message(one, with_tokenizer=request.with_tokenizers) for one in found]
+            encoders=[_message(encoder, with_tokenizer=request.with_tokenizers) for encoder in encoders]
         )
 
     def _chosen(self, request: pb.EmbedRequest) -> ServedEncoder:
         """Return the encoder that matches the request; raises if none or several do."""
         visible = list(self._encoders(request.index))
-        if request.index and not any(request.index in one.indexes for one in visible):
+        if request.index and not any(request.index in encoder.indexes for encoder in visible):
             raise UnknownIndexError(
                 f"index: there is no index {request.index!r:.100} with an encoder here", field="index"
             )
         matching = [
-            one
-            for one in visible
-            if (not request.index or request.index in one.indexes)
-            and request.model in ("", one.model)
-            and request.fingerprint in ("", one.digest)
+            encoder
+            for encoder in visible
+            if (not request.index or request.index in encoder.indexes)
+            and request.model in ("", encoder.model)
+            and request.fingerprint in ("", encoder.digest)
         ]
         # What an index uses comes first: a model that is named for later indexes makes no request ambiguous.
-        matching = [one for one in matching if not one.is_spare] or matching
+        matching = [encoder for encoder in matching if not encoder.is_spare] or matching
         if len(matching) == 1:
             return matching[0]
-        wanted = " and ".join(
+        criteria = " and ".join(
             f"{name} {value[:64]!r}"
             for name in ("index", "model", "fingerprint")
             if (value := getattr(request, name))
         )
-        known = ", ".join(f"{one.model} (fingerprint {one.digest[:12]})" for one in visible[:20]) or "none"
+        listing = (
+            ", ".join(f"{encoder.model} (fingerprint {encoder.digest[:12]})" for encoder in visible[:20])
+            or "none"
+        )
         if not matching:
             raise EncoderUnavailableError(
-                f"there is no encoder with {wanted or 'any name'}; there is {known}", field="model"
+                f"there is no encoder with {criteria or 'any name'}; there is {listing}", field="model"
             )
         raise EncoderUnavailableError(
-            f"{wanted or 'the request'} matches several encoders; there is {known}", field="model"
+            f"{criteria or 'the request'} matches several encoders; there is {listing}", field="model"
         )
 
 
@@ -245,11 +250,11 @@ def _check(request: pb.EmbedRequest) -> None:
             )
 
 
-def _check_dimensions(wanted: int, chosen: ServedEncoder) -> None:
-    if wanted == chosen.dimensions or (chosen.is_nested and 1 <= wanted < chosen.dimensions):
+def _check_dimensions(dimensions: int, chosen: ServedEncoder) -> None:
+    if dimensions == chosen.dimensions or (chosen.is_nested and 1 <= dimensions < chosen.dimensions):
         return
     allowed = f"1 to {chosen.dimensions}" if chosen.is_nested else str(chosen.dimensions)
-    raise InvalidRequestError.at("dimensions", f"must be {allowed} for {chosen.model:.200}, got {wanted}")
+    raise InvalidRequestError.at("dimensions", f"must be {allowed} for {chosen.model:.200}, got {dimensions}")
 
 
 def _leading(vectors_ND: np.ndarray, dimensions: int) -> np.ndarray:
@@ -264,18 +269,18 @@ def _leading(vectors_ND: np.ndarray, dimensions: int) -> np.ndarray:
     return scaled_ND
 
 
-def _message(one: ServedEncoder, *, with_tokenizer: bool) -> pb.LoadedEncoder:
+def _message(encoder: ServedEncoder, *, with_tokenizer: bool) -> pb.LoadedEncoder:
     message = pb.LoadedEncoder(
-        model=one.model,
-        fingerprint=one.digest,
-        dimensions=one.dimensions,
-        fingerprint_json=json.dumps(one.fingerprint) if one.fingerprint else "",
+        model=encoder.model,
+        fingerprint=encoder.digest,
+        dimensions=encoder.dimensions,
+        fingerprint_json=json.dumps(encoder.fingerprint) if encoder.fingerprint else "",
     )
-    if one.loaded is not None:
-        message.max_tokens, message.device = one.loaded.max_tokens, one.loaded.device
+    if encoder.loaded is not None:
+        message.max_tokens, message.device = encoder.loaded.max_tokens, encoder.loaded.device
         if with_tokenizer:
-            message.passage_tokens = one.loaded.passage_tokens
-            tokenizer = one.loaded.tokenizer_json
+            message.passage_tokens = encoder.loaded.passage_tokens
+            tokenizer = encoder.loaded.tokenizer_json
             if tokenizer is not None:
                 message.tokenizer_json = tokenizer
     return message
@@ -309,11 +314,11 @@ class EncoderRegistry:
         served = list(self._served.values())
         if principal is not None and principal.indexes is not None:
             served = [
-                replace(one, indexes=one.indexes & principal.indexes)
-                for one in served
-                if one.indexes & principal.indexes
+                replace(encoder, indexes=encoder.indexes & principal.indexes)
+                for encoder in served
+                if encoder.indexes & principal.indexes
             ]
-        return [one for one in served if not index or index in one.indexes]
+        return [encoder for encoder in served if not index or index in encoder.indexes]
 
     def refresh(self) -> None:
         """Load new encoders of the options and of the store.
@@ -351,10 +356,10 @@ class EncoderRegistry:
     def _add_index(self, manifest: Manifest) -> None:
         keys = {self._loaded(each) for each in manifest.encoded.values()}
         # A new version may name another encoder; the old one is dropped after the new one is loaded.
-        for other, one in list(self._served.items()):
-            own = {manifest.index}
-            indexes = one.indexes | own if other in keys else one.indexes - own
-            self._served[other] = replace(one, indexes=indexes)
+        for key, encoder in list(self._served.items()):
+            changed = {manifest.index}
+            indexes = encoder.indexes | changed if key in keys else encoder.indexes - changed
+            self._served[key] = replace(encoder, indexes=indexes)
 
     def _loaded(self, manifest: Manifest) -> str:
         """Load the encoder that a version names, and return its key."""
@@ -418,9 +423,9 @@ class AllowedModels:
             if part is not None
         }
         if model not in named:
-            known = ", ".join(sorted({*named, *self._models})) or "none"
+            allowed = ", ".join(sorted({*named, *self._models})) or "none"
             raise EncoderUnavailableError(
-                f"{field}: {model!r:.200} is not among the models of this server ({known}); its operator can add it "
+                f"{field}: {model!r:.200} is not among the models of this server ({allowed}); its operator can add it "
                 "with --model",
                 field=field,
             )

@@ -170,7 +170,7 @@ class Removal:
         # One that was set meanwhile would stand for the next index of this name.
         change_aliases(
             self._catalog.store,
-            lambda known: {alias: index for alias, index in known.items() if index != name},
+            lambda aliases: {alias: index for alias, index in aliases.items() if index != name},
         )
         return pb.DropIndexResponse(dropped=had_versions)
 
@@ -220,10 +220,10 @@ class AliasMethods:
         alias, index = request.alias, request.index
         self._check_names(alias, index)
 
-        def with_alias(known: Aliases) -> Aliases:
+        def with_alias(aliases: Aliases) -> Aliases:
             deadline.check()
-            self._check_target(known, alias, index)
-            return {**known, alias: index}
+            self._check_target(aliases, alias, index)
+            return {**aliases, alias: index}
 
         previous = change_aliases(self._catalog.store, with_alias).get(alias, "")
         self._check_still_free(alias, index, previous)
@@ -237,12 +237,12 @@ class AliasMethods:
         if not alias:
             raise InvalidRequestError.at("alias", "must not be empty")
 
-        def without_alias(known: Aliases) -> Aliases:
+        def without_alias(aliases: Aliases) -> Aliases:
             deadline.check()
-            if alias in known and self._may(known[alias]):
-                return {name: index for name, index in known.items() if name != alias}
+            if alias in aliases and self._may(aliases[alias]):
+                return {name: index for name, index in aliases.items() if name != alias}
             if request.missing_ok:
-                return known
+                return aliases
             raise UnknownIndexError(f"alias: there is no alias {alias!r:.100}", field="alias")
 
         before = change_aliases(self._catalog.store, without_alias)
@@ -268,19 +268,19 @@ class AliasMethods:
             what = f"alias {alias!r} is not among the names that these credentials and this server are for"
             raise PermissionDeniedError(f"alias: {what}", field="alias")
 
-    def _check_target(self, known: Aliases, alias: str, index: str) -> None:
-        if alias in known and not self._may(known[alias]):
+    def _check_target(self, aliases: Aliases, alias: str, index: str) -> None:
+        if alias in aliases and not self._may(aliases[alias]):
             raise PermissionDeniedError(
                 f"alias: {alias!r} stands for an index that these credentials are not for", field="alias"
             )
-        if index in known and self._may(known[index]):
+        if index in aliases and self._may(aliases[index]):
             raise InvalidRequestError.at("index", f"must be an index, got the alias {index!r:.100}")
         store = self._catalog.store
         if not self._may(index) or latest_version(store, index) is None:
             raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
         if latest_version(store, alias) is not None:
             raise AlreadyExistsError(f"alias: there is an index {alias!r}", field="alias")
-        if alias not in known and len(known) >= limits.MAX_ALIASES:
+        if alias not in aliases and len(aliases) >= limits.MAX_ALIASES:
             raise OverloadedError(f"the store has {limits.MAX_ALIASES} aliases, which is the limit")
 
     def _check_still_free(self, alias: str, index: str, previous: str) -> None:
@@ -290,9 +290,15 @@ class AliasMethods:
         if not is_taken and not is_gone:
             return
 
-        def taken_back(known: Aliases) -> Aliases:
-            rest = {name: target for name, target in known.items() if name != alias}
-            return known if known.get(alias) != index else {**rest, alias: previous} if previous else rest
+        def taken_back(aliases: Aliases) -> Aliases:
+            remaining = {name: target for name, target in aliases.items() if name != alias}
+            return (
+                aliases
+                if aliases.get(alias) != index
+                else {**remaining, alias: previous}
+                if previous
+                else remaining
+            )
 
         change_aliases(store, taken_back)
         self._catalog.aliases.refresh()

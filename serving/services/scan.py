@@ -88,7 +88,7 @@ class Scans:
         with stats.stage("hydrate"):
             page = result.page(token.position, size, deadline)
         base, end = token.snapshot_text(snapshot.manifest, digest), token.position + len(page)
-        rest = pb.ScanResponse(
+        tail = pb.ScanResponse(
             next_page_token=f"{base}.{end}" if end < result.total else "",
             total=result.total,
             version=snapshot.manifest.version,
@@ -96,7 +96,7 @@ class Scans:
             page_token=f"{base}.{token.position}",
             index=snapshot.manifest.index,
         )
-        return page.data + rest.SerializeToString()
+        return page.data + tail.SerializeToString()
 
     def _first(self, request: pb.ScanRequest, snapshot: Snapshot) -> tuple[HeldSnapshot, PageToken]:
         """Return a snapshot, kept from now on, and the token of the first page."""

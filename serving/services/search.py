@@ -160,24 +160,24 @@ class Service(MethodRegistry):
         return search_pb2.SearchManyResponse.FromString(self._search_many(request, deadline, QueryStats()))
 
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
-        def found(view: View) -> bytes:
+        def answer_of(view: View) -> bytes:
             query = _prepared(view.snapshot, request, stats, view.rows(request, None))
             answer, coverage = self.answer(query, deadline), view.coverage()
             if coverage is None:
                 return answer
             return answer + search_pb2.SearchResponse(coverage=coverage).SerializeToString()
 
-        return self._read(request, deadline, found)
+        return self._read(request, deadline, answer_of)
 
     def _read(
         self,
         request: search_pb2.SearchRequest | search_pb2.SearchManyRequest,
         deadline: Deadline,
-        found: Callable[[View], bytes],
+        answer_of: Callable[[View], bytes],
     ) -> bytes:
         options = request.options
         return self._shards.read(
-            request.index, options.min_sequence, deadline, found, allow_partial=options.allow_partial
+            request.index, options.min_sequence, deadline, answer_of, allow_partial=options.allow_partial
         )
 
     def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
@@ -199,7 +199,7 @@ class Service(MethodRegistry):
         snapshot = self._catalog.open_snapshot(self._catalog.aliases.resolve(template.index, look=False))
         if snapshot is None or snapshot.sequence < template.min_sequence:
             return None
-        parsed = snapshot.known(template.options)
+        parsed = snapshot.cached(template.options)
         query = None if parsed is None else ready_vector(vector_1D, parsed.options.vectors)
         if parsed is None or query is None:
             return None
@@ -242,13 +242,13 @@ class Service(MethodRegistry):
             results: Sequence[bytes | memoryview] = explained_results(prepared, batch, filters, rows)
         else:
             results = self._batches.framed(prepared, batch, filters, rows)
-        rest = search_pb2.SearchManyResponse(
+        tail = search_pb2.SearchManyResponse(
             version=snapshot.manifest.version,
             sequence=snapshot.sequence,
             modes=modes_of(options, queries),
             coverage=view.coverage(),
         )
-        return joined((*results, rest.SerializeToString()))
+        return joined((*results, tail.SerializeToString()))
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline, stats: QueryStats
@@ -274,20 +274,20 @@ class Service(MethodRegistry):
     def get(self, request: search_pb2.GetRequest, deadline: Deadline) -> search_pb2.GetResponse:
         """Return datapoints by id."""
 
-        def found(view: View) -> search_pb2.GetResponse:
+        def answer_of(view: View) -> search_pb2.GetResponse:
             manifest = view.snapshot.manifest
             check_count("ids", len(request.ids), limits.MAX_GET_IDS)
             fields = parse_fields(request.return_fields, manifest.spec, vector=request.return_vector)
             ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]
             datapoints = view.datapoints(request, ids, fields)
             return search_pb2.GetResponse(
-                datapoints=[datapoints[place] for place in sorted(datapoints)],
-                missing_ids=[text for place, text in enumerate(ids) if place not in datapoints],
+                datapoints=[datapoints[position] for position in sorted(datapoints)],
+                missing_ids=[text for position, text in enumerate(ids) if position not in datapoints],
                 version=manifest.version,
                 sequence=view.snapshot.sequence,
             )
 
-        return self._shards.read(request.index, request.min_sequence, deadline, found)
+        return self._shards.read(request.index, request.min_sequence, deadline, answer_of)
 
 
 def _prepared(
@@ -353,14 +353,14 @@ def explained_results(
 ) -> list[bytes]:
     """Return the hits of a batch whose queries are explained, in pieces to be joined; arguments as of `search`."""
     with on_all_cores():
-        written = search(prepared, batch, filters, rows)
+        output = search(prepared, batch, filters, rows)
     explained = (
         explanation(batch.stats, path, batch.snapshot, prepared.options.of(query), by_leaves=rows is not None)
         for path, query in zip(batch.paths, batch.queries, strict=True)
     )
     return [
         framed(_RESULTS, hits + search_pb2.HitList(explanation=each).SerializeToString())
-        for hits, each in zip(written.lists(), explained, strict=True)
+        for hits, each in zip(output.lists(), explained, strict=True)
     ]
 
 

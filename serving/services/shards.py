@@ -120,12 +120,12 @@ class LocalView:
 
     def datapoints(self, request: pb.GetRequest, ids: Sequence[str], fields: Fields) -> dict[int, Datapoint]:
         """As `View.datapoints`."""
-        found = {place: self.snapshot.find(identifier) for place, identifier in enumerate(ids)}
-        known = {place: row for place, row in found.items() if row is not None}
+        locations = {position: self.snapshot.find(identifier) for position, identifier in enumerate(ids)}
+        located = {position: row for position, row in locations.items() if row is not None}
         self._deadline.check()
         spec = self.snapshot.manifest.spec
         hydrator = Hydrator(self.snapshot.segments, spec, fields, group_by=None)
-        return dict(zip(known, hydrator.datapoints([*known.values()]), strict=True))
+        return dict(zip(located, hydrator.datapoints([*located.values()]), strict=True))
 
 
 class _PinnedSnapshot(threading.local):

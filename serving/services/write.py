@@ -65,7 +65,7 @@ class Writes:
             return index.upsert(prepared, identified(request), deadline)
 
         answer = in_newest(self._catalog, request.index, write)
-        self._catalog.written()
+        self._catalog.note_write()
         return pb.UpsertResponse(
             sequence=answer.sequence, written=answer.count, request_id=request.request_id
         )
@@ -78,7 +78,7 @@ class Writes:
             request.index,
             lambda index: index.delete(deletion, identified(request), deadline),
         )
-        self._catalog.written()
+        self._catalog.note_write()
         return pb.DeleteResponse(
             sequence=answer.sequence, deleted=answer.count, request_id=request.request_id
         )
@@ -91,7 +91,7 @@ def writable(catalog: Catalog, name: str) -> LiveIndex[Snapshot]:
         index.check_writable()
     except OverloadedError:
         # The memtable is full. Embedded, only writes start maintenance, and all would be refused.
-        catalog.written()
+        catalog.note_write()
         raise
     return index
 
@@ -204,7 +204,7 @@ class FilteredWrites:
         if request.dry_run:
             return _counted(index, write, deadline)
         answer = index.write_filtered(write, identified(request), deadline)
-        self._catalog.written()
+        self._catalog.note_write()
         until_sequence = answer.sequence if write.until_sequence is None else write.until_sequence
         remaining, _ = index.count_filtered(write, deadline)
         return _Done(answer.count, remaining, answer.sequence, until_sequence)

@@ -233,7 +233,7 @@ class Snapshot:
                 self._parsed[step, key] = parsed
         return parsed
 
-    def known(self, message: bytes) -> ParsedOptions | None:
+    def cached(self, message: bytes) -> ParsedOptions | None:
         """Return the options of a serialised SearchOptions if they are kept; None otherwise."""
         return self._parsed.get((self.recall_step(), message))
 

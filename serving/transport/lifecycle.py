@@ -110,11 +110,11 @@ class RequestLifecycle:
         self.methods, self._metrics, self._observe = methods, metrics, observe
         part_count.warm_up()
         parsing.warm_up()
-        most = config.threads + config.queue
-        least = min(least_in_flight(workers), most)
+        maximum = config.threads + config.queue
+        least = min(least_in_flight(workers), maximum)
         self.bytes = Budget(config.buffer_bytes, "bytes of requests and unread answers")
         """Bytes of bodies and answers in memory."""
-        self.admission = Admission(least=least, most=most, burst=most - least, buffers=self.bytes)
+        self.admission = Admission(least=least, maximum=maximum, burst=maximum - least, buffers=self.bytes)
         self.permits = Permits(config.threads)
         """Bound the requests that run at once."""
         self._known_indexes: set[str] = set()

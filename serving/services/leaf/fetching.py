@@ -55,44 +55,48 @@ def fetched(snapshot: Snapshot, request: pb.LeafFetchRequest, deadline: Deadline
     check_count("ids", len(request.ids), limits.MAX_LEAF_IDS)
     ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]
     _check_names(snapshot, request.searched_vectors)
-    found = [(number, place) for number, one in enumerate(ids) if (place := snapshot.find(one)) is not None]
+    located = [
+        (number, location)
+        for number, identifier in enumerate(ids)
+        if (location := snapshot.find(identifier)) is not None
+    ]
     deadline.check()
-    answers = [pb.LeafDatapoint(place=number) for number, _ in found]
-    places = [place for _, place in found]
+    answers = [pb.LeafDatapoint(place=number) for number, _ in located]
+    locations = [location for _, location in located]
     if request.datapoint:
-        for answer, datapoint in zip(answers, _datapoints(snapshot, request, places), strict=True):
+        for answer, datapoint in zip(answers, _datapoints(snapshot, request, locations), strict=True):
             answer.datapoint.CopyFrom(datapoint)
     deadline.check()
-    if request.searched_text and places:
-        for answer, text in zip(answers, _texts(snapshot, places), strict=True):
+    if request.searched_text and locations:
+        for answer, text in zip(answers, _texts(snapshot, locations), strict=True):
             answer.searched_text = text or ""
     for name in request.searched_vectors:
         space = snapshot.space(name)
-        for answer, place in zip(answers, places, strict=True):
-            vector_D = space.vector_of(*place)
+        for answer, location in zip(answers, locations, strict=True):
+            vector_D = space.vector_of(*location)
             if vector_D is not None:
                 answer.searched_vectors[name].packed = vector_D.astype("<f4").tobytes()
     return pb.LeafFetchResponse(found=answers)
 
 
 def _datapoints(
-    snapshot: Snapshot, request: pb.LeafFetchRequest, places: Sequence[tuple[int, int]]
+    snapshot: Snapshot, request: pb.LeafFetchRequest, locations: Sequence[tuple[int, int]]
 ) -> list[Datapoint]:
     spec = snapshot.manifest.spec
     fields = parse_fields(request.return_fields, spec, vector=request.return_vector)
-    return Hydrator(snapshot.segments, spec, fields, group_by=None).datapoints(places)
+    return Hydrator(snapshot.segments, spec, fields, group_by=None).datapoints(locations)
 
 
-def _texts(snapshot: Snapshot, places: Sequence[tuple[int, int]]) -> list[str | None]:
-    numbers, rows = np.array(places, np.int64).T
+def _texts(snapshot: Snapshot, locations: Sequence[tuple[int, int]]) -> list[str | None]:
+    numbers, rows = np.array(locations, np.int64).T
     return LocalRows(snapshot).searched_texts(Ranking(numbers, rows, np.zeros(len(rows), np.float32)))
 
 
 def _check_names(snapshot: Snapshot, names: Sequence[str]) -> None:
     manifest = snapshot.manifest
-    known = {*manifest.named_vectors, *([""] if manifest.dimensions else [])}
+    vector_names = {*manifest.named_vectors, *([""] if manifest.dimensions else [])}
     for number, name in enumerate(names):
-        if name not in known:
+        if name not in vector_names:
             raise InvalidRequestError.at(
                 f"searched_vectors[{number}]", f"index {manifest.index!r} has no vectors {name!r:.80}"
             )
@@ -153,15 +157,15 @@ def _put_datapoints(
 
 
 def _query(request: pb.LeafScanRequest, snapshot: Snapshot) -> ScanQuery:
-    given = ScanRequest(
+    scan = ScanRequest(
         return_fields=request.return_fields,
         return_vector=request.return_vector,
         sample=request.sample,
         seed=request.seed,
     )
     if request.HasField("where"):
-        given.where.CopyFrom(request.where)
-    return parse_scan(given, snapshot.manifest.spec)
+        scan.where.CopyFrom(request.where)
+    return parse_scan(scan, snapshot.manifest.spec)
 
 
 def _digest(request: pb.LeafScanRequest) -> bytes:
@@ -208,9 +212,9 @@ def needed_rows(snapshot: Snapshot, request: pb.LeafRowsRequest, deadline: Deadl
             )
         )
     check_within("limit", request.limit, 0, limits.MAX_FILTERED_WRITES)
-    found = list(_matching(snapshot, request, deadline))
+    rows = list(_matching(snapshot, request, deadline))
     return pb.LeafRows(
-        tables=_streams(_first(snapshot, found, request)), matching=sum(len(rows_R) for _, rows_R in found)
+        tables=_streams(_first(snapshot, rows, request)), matching=sum(len(rows_R) for _, rows_R in rows)
     )
 
 
@@ -238,19 +242,19 @@ def _matching(
     return matching_rows(snapshot.index, where, until_sequence)
 
 
-def _first(snapshot: Snapshot, found: RowsBySegment, request: pb.LeafRowsRequest) -> Iterator[pa.Table]:
+def _first(snapshot: Snapshot, rows: RowsBySegment, request: pb.LeafRowsRequest) -> Iterator[pa.Table]:
     """Yield the tables of the first rows, as many as were asked for."""
-    left, left_bytes = request.limit, request.most_bytes
-    for segment, rows_R in found if left else ():
-        chosen_R = rows_R[:left]
-        fitting_R = fitting_rows(segment, chosen_R, left_bytes) if request.whole else chosen_R
-        if left == request.limit and not len(fitting_R):
+    remaining, remaining_bytes = request.limit, request.most_bytes
+    for segment, rows_R in rows if remaining else ():
+        chosen_R = rows_R[:remaining]
+        fitting_R = fitting_rows(segment, chosen_R, remaining_bytes) if request.whole else chosen_R
+        if remaining == request.limit and not len(fitting_R):
             fitting_R = chosen_R[:1]
         if len(fitting_R):
             table = _table(snapshot, segment, fitting_R, request)
             yield table
-            left, left_bytes = left - len(fitting_R), max(0, left_bytes - table.nbytes)
-        if not left or len(fitting_R) < len(chosen_R):
+            remaining, remaining_bytes = remaining - len(fitting_R), max(0, remaining_bytes - table.nbytes)
+        if not remaining or len(fitting_R) < len(chosen_R):
             return
 
 

@@ -31,7 +31,7 @@ from scannery.serving.engine.value_counts import encoded
 from scannery.serving.request.filter import parse_filter
 from scannery.serving.services.counting import count_rows, count_values
 from scannery.serving.services.leaf.fetching import fetched, needed_rows, scanned
-from scannery.serving.services.leaf.searching import found
+from scannery.serving.services.leaf.searching import search_response
 from scannery.serving.services.leaf.states import LeafStates
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -89,7 +89,7 @@ class LeafService(MethodRegistry):
         self, request: pb.LeafSearchRequest, deadline: Deadline, stats: QueryStats
     ) -> pb.LeafSearchResponse:
         """Return the best datapoints of the group by each vector and by words."""
-        return found(self._states.snapshot(request.at, deadline), request, deadline, stats)
+        return search_response(self._states.snapshot(request.at, deadline), request, deadline, stats)
 
     def statistics(self, request: pb.LeafStatisticsRequest, deadline: Deadline) -> pb.LeafStatistics:
         """Return the integers that BM25 weights are made of."""

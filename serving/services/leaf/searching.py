@@ -37,7 +37,7 @@ from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.search_pb2 import MODE_UNSPECIFIED, SearchOptions
 from scannery.v1.types_pb2 import Value
 
-__all__ = ["found"]
+__all__ = ["search_response"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ class LeafSearch:
     """Those of `parsed`."""
     queries: int
     """Number of queries, Q."""
-    wanted: int
+    limit: int
     """Rows wanted by each vector, and by words, of each query."""
-    asked: AskedVectors | None
+    vectors: AskedVectors | None
     """The queries as vectors; None in mode lexical."""
     words: Sequence[Words] | None
     """The words of each query; None in mode dense."""
@@ -83,32 +83,32 @@ def parse_search(request: pb.LeafSearchRequest, snapshot: Snapshot) -> LeafSearc
         parsed=parsed,
         options=options,
         queries=queries,
-        wanted=request.wanted,
-        asked=_vectors(request, options, queries),
+        limit=request.wanted,
+        vectors=_vectors(request, options, queries),
         words=_words(request, options, snapshot, queries),
     )
 
 
 def _options(request: pb.LeafSearchRequest, snapshot: Snapshot) -> ParsedOptions:
     """Return the options that a leaf applies; the root applies all others."""
-    given = request.options
-    if given.mode == MODE_UNSPECIFIED:
+    options = request.options
+    if options.mode == MODE_UNSPECIFIED:
         raise InvalidRequestError.at("options.mode", "must be set")
-    own = SearchOptions(
-        mode=given.mode, exact=given.exact, vectors=given.vectors, inner_product=given.inner_product,
+    applied = SearchOptions(
+        mode=options.mode, exact=options.exact, vectors=options.vectors, inner_product=options.inner_product,
         # Knobs count for `k + offset` hits.
-        k=given.k if given.HasField("k") else 1, offset=given.offset,
+        k=options.k if options.HasField("k") else 1, offset=options.offset,
     )  # fmt: skip
-    if given.HasField("where"):
-        own.where.CopyFrom(given.where)
-    if given.HasField("knobs"):
-        own.knobs.CopyFrom(given.knobs)
-    if given.HasField("target_recall"):
-        own.target_recall = given.target_recall
+    if options.HasField("where"):
+        applied.where.CopyFrom(options.where)
+    if options.HasField("knobs"):
+        applied.knobs.CopyFrom(options.knobs)
+    if options.HasField("target_recall"):
+        applied.target_recall = options.target_recall
     if request.datapoints:
-        own.return_fields.extend(given.return_fields)
-        own.return_vector = given.return_vector
-    return snapshot.parsed(own)
+        applied.return_fields.extend(options.return_fields)
+        applied.return_vector = options.return_vector
+    return snapshot.parsed(applied)
 
 
 def _vectors(request: pb.LeafSearchRequest, options: Options, queries: int) -> AskedVectors | None:
@@ -118,26 +118,26 @@ def _vectors(request: pb.LeafSearchRequest, options: Options, queries: int) -> A
     chosen = options.vectors
     _check_items("vectors", len(request.vectors), len(chosen))
     matrices = [
-        _matrix(given, choice, f"vectors[{place}].vectors")
-        for place, (given, choice) in enumerate(zip(request.vectors, chosen, strict=True))
+        _matrix(message, choice, f"vectors[{position}].vectors")
+        for position, (message, choice) in enumerate(zip(request.vectors, chosen, strict=True))
     ]
     if len(chosen) == 1:
         _check_items("vectors[0].queries", len(request.vectors[0].queries), 0)
         _check_items("vectors[0].vectors", len(matrices[0]), queries)
         return AskedVectors(matrices)
     numbers_QS = np.full((queries, len(chosen)), NOT_ASKED, np.int64)
-    for place, (given, own_QD) in enumerate(zip(request.vectors, matrices, strict=True)):
-        numbers = _numbers(given, len(own_QD), queries, f"vectors[{place}].queries")
-        numbers_QS[numbers, place] = np.arange(len(own_QD))
+    for position, (message, own_QD) in enumerate(zip(request.vectors, matrices, strict=True)):
+        numbers = _numbers(message, len(own_QD), queries, f"vectors[{position}].queries")
+        numbers_QS[numbers, position] = np.arange(len(own_QD))
     return AskedVectors(matrices, numbers_QS)
 
 
-def _matrix(given: pb.LeafVectors, choice: VectorChoice, path: str) -> np.ndarray:
+def _matrix(message: pb.LeafVectors, choice: VectorChoice, path: str) -> np.ndarray:
     """Return vectors as they were sent, float32 (Q, D): to scale them again would change their last bits."""
-    dimensions, packed = choice.manifest.dimensions, given.vectors.packed
-    if given.vectors.dimensions != dimensions:
+    dimensions, packed = choice.manifest.dimensions, message.vectors.packed
+    if message.vectors.dimensions != dimensions:
         raise InvalidRequestError.at(
-            path, f"must have {dimensions} dimensions, got {given.vectors.dimensions}"
+            path, f"must have {dimensions} dimensions, got {message.vectors.dimensions}"
         )
     if len(packed) % (4 * dimensions):
         raise InvalidRequestError.at(
@@ -149,13 +149,13 @@ def _matrix(given: pb.LeafVectors, choice: VectorChoice, path: str) -> np.ndarra
     return vectors_QD
 
 
-def _numbers(given: pb.LeafVectors, vectors: int, queries: int, path: str) -> np.ndarray:
+def _numbers(message: pb.LeafVectors, vectors: int, queries: int, path: str) -> np.ndarray:
     """Return the number of the query of each vector, int64."""
-    if not given.queries and vectors:
+    if not message.queries and vectors:
         _check_items(path.replace("queries", "vectors"), vectors, queries)
         return np.arange(queries)
-    _check_items(path, len(given.queries), vectors)
-    numbers = np.array(given.queries, np.int64)
+    _check_items(path, len(message.queries), vectors)
+    numbers = np.array(message.queries, np.int64)
     if len(numbers) and (numbers[-1] >= queries or (np.diff(numbers) <= 0).any()):
         raise InvalidRequestError.at(path, f"must ascend, and be below {queries}")
     return numbers
@@ -168,7 +168,7 @@ def _words(
         _check_items("words", len(request.words), 0)
         return None
     _check_items("words", len(request.words), queries)
-    words = [_of_query(given, f"words[{number}]") for number, given in enumerate(request.words)]
+    words = [_of_query(message, f"words[{number}]") for number, message in enumerate(request.words)]
     if any(isinstance(each, WithSparse) for each in words):
         check_sparse(snapshot.manifest)
     if not all(isinstance(each, WithSparse) for each in words):
@@ -176,27 +176,27 @@ def _words(
     return words
 
 
-def _of_query(given: pb.LeafWords, path: str) -> Words:
-    if given.HasField("sparse_vector"):
-        _check_items(f"{path}.terms", len(given.terms), 0)
-        return WithSparse(None, *parse_sparse(given.sparse_vector, f"{path}.sparse_vector"))
-    check_within(f"{path}.terms", len(given.terms), 0, limits.MAX_LEAF_TERMS)
-    _check_items(f"{path}.weights", len(given.weights), len(given.terms))
-    weights_T = np.array(given.weights, np.float64)
+def _of_query(message: pb.LeafWords, path: str) -> Words:
+    if message.HasField("sparse_vector"):
+        _check_items(f"{path}.terms", len(message.terms), 0)
+        return WithSparse(None, *parse_sparse(message.sparse_vector, f"{path}.sparse_vector"))
+    check_within(f"{path}.terms", len(message.terms), 0, limits.MAX_LEAF_TERMS)
+    _check_items(f"{path}.weights", len(message.weights), len(message.terms))
+    weights_T = np.array(message.weights, np.float64)
     if not (np.isfinite(weights_T).all() and (weights_T > 0).all()):
         raise InvalidRequestError.at(f"{path}.weights", "must be above 0 and finite")
-    weights = dict(zip(given.terms, weights_T.tolist(), strict=True))
-    _check_items(f"{path}.terms", len(given.terms), len(weights), what="distinct items")
-    if weights and not (np.isfinite(given.average_length) and given.average_length > 0):
+    weights = dict(zip(message.terms, weights_T.tolist(), strict=True))
+    _check_items(f"{path}.terms", len(message.terms), len(weights), what="distinct items")
+    if weights and not (np.isfinite(message.average_length) and message.average_length > 0):
         raise InvalidRequestError.at(
-            f"{path}.average_length", f"must be above 0, got {given.average_length:g}"
+            f"{path}.average_length", f"must be above 0, got {message.average_length:g}"
         )
-    return WeightedTerms(weights, given.average_length)
+    return WeightedTerms(weights, message.average_length)
 
 
-def _check_items(path: str, count: int, wanted: int, *, what: str = "items") -> None:
-    if count != wanted:
-        raise InvalidRequestError.at(path, f"must have {wanted} {what}, got {count}")
+def _check_items(path: str, count: int, expected: int, *, what: str = "items") -> None:
+    if count != expected:
+        raise InvalidRequestError.at(path, f"must have {expected} {what}, got {count}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,7 +211,7 @@ class _Rankings:
     """All rows of these, as `keys_in` returns them."""
 
 
-def found(
+def search_response(
     snapshot: Snapshot, request: pb.LeafSearchRequest, deadline: Deadline, stats: QueryStats
 ) -> pb.LeafSearchResponse:
     """Return what queries find in a snapshot.
@@ -227,13 +227,13 @@ def found(
     paths = [f"queries[{number}]" for number in range(search.queries)]
     # The queries themselves stay at the root, which has made vectors and weights of them.
     batch = QueryBatch(snapshot, (), paths, deadline, stats)
-    candidates = Candidates(prepared, batch, vectors=search.asked, words=search.words)
+    candidates = Candidates(prepared, batch, vectors=search.vectors, words=search.words)
     with stats.stage("search"):
         rankings = _ranked(candidates, search)
         answers = [pb.LeafFound() for _ in rankings]
         for number, (answer, ranking) in enumerate(zip(answers, rankings, strict=True)):
             _put_rankings(answer, ranking, search)
-            if len(search.options.vectors) > 1 and search.asked is not None:
+            if len(search.options.vectors) > 1 and search.vectors is not None:
                 answer.scores = _scores(candidates, number, ranking, len(search.options.vectors))
         if request.scales and search.parsed.where is not None:
             _put_scales(answers, candidates, search, deadline)
@@ -242,7 +242,7 @@ def found(
     return pb.LeafSearchResponse(
         results=answers,
         allowed=candidates.total,
-        allowed_by_vector=() if search.asked is None else candidates.dense.allowed_by_vector,
+        allowed_by_vector=() if search.vectors is None else candidates.dense.allowed_by_vector,
         rows=snapshot.rows,
     )
 
@@ -251,11 +251,11 @@ def _ranked(candidates: Candidates, search: LeafSearch) -> list[_Rankings]:
     """Return the rankings of each query."""
     queries = np.arange(search.queries)
     by_vector: dict[int, list[tuple[int, Ranking]]] = {}
-    if search.asked is not None:
-        by_vector = candidates.dense.by_vector(queries, search.wanted)
+    if search.vectors is not None:
+        by_vector = candidates.dense.by_vector(queries, search.limit)
     by_words: Sequence[Ranking | None] = [None] * search.queries
     if search.words is not None:
-        by_words = candidates.by_words(queries, search.wanted)
+        by_words = candidates.by_words(queries, search.limit)
     return [_together(by_vector.get(number, []), words) for number, words in enumerate(by_words)]
 
 
@@ -264,14 +264,16 @@ def _together(by_vector: Sequence[tuple[int, Ranking]], by_words: Ranking | None
     return _Rankings(by_vector, by_words, keys_in(rankings) if rankings else np.zeros(0, np.int64))
 
 
-def _put_rankings(answer: pb.LeafFound, found: _Rankings, search: LeafSearch) -> None:
-    if search.asked is not None:
-        own = dict(found.by_vector)
-        for place in range(len(search.options.vectors)):
-            ranking = own.get(place)
-            answer.by_vector.append(pb.LeafRanking() if ranking is None else _message(ranking, found.keys_U))
-    if found.by_words is not None:
-        answer.by_words.CopyFrom(_message(found.by_words, found.keys_U))
+def _put_rankings(answer: pb.LeafFound, rankings: _Rankings, search: LeafSearch) -> None:
+    if search.vectors is not None:
+        by_vector = dict(rankings.by_vector)
+        for position in range(len(search.options.vectors)):
+            ranking = by_vector.get(position)
+            answer.by_vector.append(
+                pb.LeafRanking() if ranking is None else _message(ranking, rankings.keys_U)
+            )
+    if rankings.by_words is not None:
+        answer.by_words.CopyFrom(_message(rankings.by_words, rankings.keys_U))
 
 
 def _message(ranking: Ranking, keys_U: np.ndarray) -> pb.LeafRanking:
@@ -281,11 +283,11 @@ def _message(ranking: Ranking, keys_U: np.ndarray) -> pb.LeafRanking:
     )
 
 
-def _scores(candidates: Candidates, query: int, found: _Rankings, width: int) -> bytes:
+def _scores(candidates: Candidates, query: int, rankings: _Rankings, width: int) -> bytes:
     """Return the exact scores of all rows by each of several vectors, as `LeafFound.scores`."""
-    scores_US = np.full((len(found.keys_U), width), np.nan, "<f4")
-    for place, _ in found.by_vector:
-        scores_US[:, place] = candidates.dense.scores(query, place, found.keys_U)
+    scores_US = np.full((len(rankings.keys_U), width), np.nan, "<f4")
+    for position, _ in rankings.by_vector:
+        scores_US[:, position] = candidates.dense.scores(query, position, rankings.keys_U)
     return scores_US.tobytes()
 
 
@@ -293,9 +295,9 @@ def _put_scales(
     answers: Sequence[pb.LeafFound], candidates: Candidates, search: LeafSearch, deadline: Deadline
 ) -> None:
     """Add the scores without the filter."""
-    if search.asked is not None:
-        for place in range(len(search.options.vectors)):
-            for answer, scores in zip(answers, _unfiltered(candidates, search, place), strict=True):
+    if search.vectors is not None:
+        for position in range(len(search.options.vectors)):
+            for answer, scores in zip(answers, _unfiltered(candidates, search, position), strict=True):
                 answer.unfiltered.append(scores)
     if search.words is not None:
         for query, answer in enumerate(answers):
@@ -305,16 +307,16 @@ def _put_scales(
                 answer.best_by_words = best
 
 
-def _unfiltered(candidates: Candidates, search: LeafSearch, place: int) -> list[bytes]:
+def _unfiltered(candidates: Candidates, search: LeafSearch, position: int) -> list[bytes]:
     """Return the best scores of each query by one of the vectors without the filter, as `LeafFound.unfiltered`.
 
     None where this group alone has as many allowed rows as are fused: then the scale does not depend on these.
     """
-    assert search.asked is not None
+    assert search.vectors is not None
     scores = [b""] * search.queries
-    asking = search.asked.asking(place, np.arange(search.queries))
-    if candidates.dense.has_few(place) and len(asking):
-        best_QK = candidates.dense.best_unfiltered(place, asking)
+    asking = search.vectors.asking(position, np.arange(search.queries))
+    if candidates.dense.has_few(position) and len(asking):
+        best_QK = candidates.dense.best_unfiltered(position, asking)
         for query, best_K in zip(asking.tolist(), best_QK, strict=True):
             scores[query] = best_K[np.isfinite(best_K)].astype("<f4").tobytes()
     return scores
@@ -335,20 +337,20 @@ def _put_rows(
     if request.group_by:
         groups = [_value(each) for each in _column(snapshot, numbers_A, rows_A, request.group_by)]
     datapoints = _datapoints(prepared, numbers_A, rows_A) if request.datapoints else None
-    for answer, own in _owned(answers, rankings, keys_A):
-        answer.ids.extend(ids[place] for place in own)
+    for answer, positions in _owned(answers, rankings, keys_A):
+        answer.ids.extend(ids[position] for position in positions)
         if groups is not None:
-            answer.groups.extend(groups[place] for place in own)
+            answer.groups.extend(groups[position] for position in positions)
         if datapoints is not None:
-            answer.datapoints.extend(datapoints[place] for place in own)
+            answer.datapoints.extend(datapoints[position] for position in positions)
 
 
 def _datapoints(prepared: PreparedSearch, numbers_A: np.ndarray, rows_A: np.ndarray) -> list[bytes]:
     """Return rows as `LeafFound.datapoints`: a ScanResponse and a Hit have datapoints in a field of the same number."""
     if not len(rows_A):
         return []
-    places = Ranking(numbers_A, rows_A, np.zeros(len(rows_A), np.float32))
-    data_B, bounds_A = prepared.hydrator.datapoint_fields(places)
+    ranking = Ranking(numbers_A, rows_A, np.zeros(len(rows_A), np.float32))
+    data_B, bounds_A = prepared.hydrator.datapoint_fields(ranking)
     data = data_B.tobytes()
     return [data[start:end] for start, end in pairwise(bounds_A.tolist())]
 
@@ -365,8 +367,8 @@ def _column(snapshot: Snapshot, numbers_A: np.ndarray, rows_A: np.ndarray, name:
     """Return the values of a column; the rows are ordered by segment."""
     values: list[Any] = []
     for number in np.unique(numbers_A).tolist():
-        own = snapshot.segments[number].take(rows_A[numbers_A == number], [name])
-        values += own.column(0).to_pylist()
+        table = snapshot.segments[number].take(rows_A[numbers_A == number], [name])
+        values += table.column(0).to_pylist()
     return values
 
 

@@ -82,14 +82,14 @@ class LeafView:
         """As `View.datapoints`."""
         reader = self._state.reader
         # A shard is chosen by the id of the document, which callers do not send: all groups are asked.
-        wanted = LeafFetchRequest(
+        fetch = LeafFetchRequest(
             at=reader.at,
             ids=ids,
             datapoint=True,
             return_fields=request.return_fields,
             return_vector=request.return_vector,
         )
-        answers = reader.all(LEAF_FETCH, wanted, LeafFetchResponse).values()
+        answers = reader.all(LEAF_FETCH, fetch, LeafFetchResponse).values()
         return {each.place: each.datapoint for answer in answers for each in answer.found}
 
 

@@ -48,12 +48,12 @@ class State:
 
     def _rows_of(self, group: ShardGroup) -> int:
         """Return the datapoints of a group: as it was searched, as it told last, or else those of the version."""
-        found = self.reader.rows.get(group.number)
-        if found is None:
-            found = self.reader.told_rows(group.number)
-        if found is None:
-            found = sum(entry.live_rows for entry in self.manifest.segments if group.has(entry.shard))
-        return found
+        rows = self.reader.rows.get(group.number)
+        if rows is None:
+            rows = self.reader.told_rows(group.number)
+        if rows is None:
+            rows = sum(entry.live_rows for entry in self.manifest.segments if group.has(entry.shard))
+        return rows
 
 
 class States:
@@ -99,27 +99,31 @@ class States:
         except StateGoneError as error:
             gone = error
         newer = self._newer(snapshot)
-        for other in [newer] if newer else self._before(snapshot):
-            if other.sequence < min_sequence:
+        for candidate in [newer] if newer else self._before(snapshot):
+            if candidate.sequence < min_sequence:
                 break
             try:
-                found = self._noted(index, other, answer(other))
+                result = self._noted(index, candidate, answer(candidate))
             except StateGoneError as error:
                 gone = error
                 continue
-            if other.sequence < snapshot.sequence:
-                self._older[index] = snapshot, other
-            return found
+            if candidate.sequence < snapshot.sequence:
+                self._older[index] = snapshot, candidate
+            return result
         if partial is not None:
             return partial(newer or snapshot)
         raise gone
 
-    def _noted(self, index: str, snapshot: Snapshot, found: AnswerT) -> AnswerT:
+    def _noted(self, index: str, snapshot: Snapshot, answer: AnswerT) -> AnswerT:
         """Note that all groups have answered from a snapshot, and return the answer."""
-        known = self._answered.get(index)
-        if known is None or _version_of(known) != _version_of(snapshot) or known.sequence < snapshot.sequence:
+        newest = self._answered.get(index)
+        if (
+            newest is None
+            or _version_of(newest) != _version_of(snapshot)
+            or newest.sequence < snapshot.sequence
+        ):
             self._answered[index] = snapshot
-        return found
+        return answer
 
     def _newer(self, snapshot: Snapshot) -> Snapshot | None:
         """Return the current snapshot of an index, after a look at its log; None: it is the same."""
@@ -134,11 +138,14 @@ class States:
         """
         manifest, index = snapshot.manifest, snapshot.manifest.index
         sequences = set()
-        answered, told = self._answered.get(index), self._leaves.newest(index)
+        answered, reported = self._answered.get(index), self._leaves.newest(index)
         if answered is not None and _version_of(answered) == _version_of(snapshot):
             sequences.add(answered.sequence)
-        if told is not None and (told.index_id, told.version) == (manifest.index_id or "", manifest.version):
-            sequences.add(told.sequence)
+        if reported is not None and (reported.index_id, reported.version) == (
+            manifest.index_id or "",
+            manifest.version,
+        ):
+            sequences.add(reported.sequence)
         live = self._catalog.live(index)
         return [
             live.without_rows(snapshot.index, sequence)

@@ -342,7 +342,7 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
                 wait_until(lambda: process.admission.in_flight >= 2)
                 call.cancel()
                 wait_until(lambda: server.admission.in_flight <= 1)
-                wait_until(lambda: not any(job.wanted() for job in list(batcher._coalescer._waiting)))
+                wait_until(lambda: not any(job.is_wanted() for job in list(batcher._coalescer._waiting)))
             go.set()
             first.join(60)
             client.index("texts").search("the last one")

@@ -19,7 +19,7 @@ from scannery.serving.process.preload import preload
 from scannery.serving.process.server import Server
 from scannery.serving.security import KeyFile, SecurityConfig
 from scannery.serving.services.leaf import leaf_service
-from scannery.serving.services.leaf.searching import found
+from scannery.serving.services.leaf.searching import search_response
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1 import leaf_pb2_grpc, search_pb2, search_pb2_grpc
 from scannery.v1.types_pb2 import ErrorDetail
@@ -91,9 +91,9 @@ def test_a_leaf_that_is_full_says_what_it_serves(library: Path, monkeypatch: pyt
 
     def late(*arguments: Any) -> Any:
         assert ended.wait(60)
-        return found(*arguments)
+        return search_response(*arguments)
 
-    monkeypatch.setattr(leaf_service, "found", late)
+    monkeypatch.setattr(leaf_service, "search_response", late)
     with (
         serving(library, role="leaf", group="0/2", threads=2, queue=30) as leaf,
         ThreadPoolExecutor(80) as threads,

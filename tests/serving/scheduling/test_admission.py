@@ -38,7 +38,7 @@ def answer(admission: Admission, took_s: float, in_flight: int = 1, times: int =
 
 
 def test_one_client_alone_may_have_all_of_it() -> None:
-    admission = Admission(least=16, most=100)
+    admission = Admission(least=16, maximum=100)
     tickets = full(admission, "a")
     assert len(tickets) == admission.in_flight == 16
     tickets[0].leave()
@@ -48,7 +48,7 @@ def test_one_client_alone_may_have_all_of_it() -> None:
 
 
 def test_one_client_cannot_shut_out_others() -> None:
-    admission = Admission(least=16, most=100)
+    admission = Admission(least=16, maximum=100)
     mine = full(admission, "a")
     theirs = full(admission, "b")
     assert len(theirs) == 4  # the reserve
@@ -61,7 +61,7 @@ def test_one_client_cannot_shut_out_others() -> None:
 
 
 def test_a_batch_takes_as_much_of_its_clients_share_as_its_queries_would() -> None:
-    admission = Admission(least=16, most=100)
+    admission = Admission(least=16, maximum=100)
     mine = [admission.enter("a") for _ in range(2)]
     theirs = [admission.enter("b") for _ in range(7)]
     mine[0].weigh(20)
@@ -80,7 +80,7 @@ def test_a_batch_takes_as_much_of_its_clients_share_as_its_queries_would() -> No
 
 def test_requests_that_are_never_answered_leave_the_reserve_to_others() -> None:
     """Those that were let in because they seemed to be answered soon may wait for their bodies."""
-    admission = Admission(least=4, most=20)
+    admission = Admission(least=4, maximum=20)
     answer(admission, 1e-5, times=100)
     admission.limit = 4.0
     mine = full(admission, "a")
@@ -91,20 +91,20 @@ def test_requests_that_are_never_answered_leave_the_reserve_to_others() -> None:
 
 
 def test_who_would_be_answered_soon_is_let_in_above_the_limit() -> None:
-    admission = Admission(least=4, most=20)
+    admission = Admission(least=4, maximum=20)
     answer(admission, 0.001, times=100)
     # A millisecond for each in flight: 15 are as many as are answered within the patience of 15 ms.
     assert 14 <= len(full(admission, "a")) <= 16
-    slow = Admission(least=4, most=20)
+    slow = Admission(least=4, maximum=20)
     answer(slow, 0.05, times=100)
     assert len(full(slow, "a")) == 4
-    quick = Admission(least=4, most=20)
+    quick = Admission(least=4, maximum=20)
     answer(quick, 1e-5, times=100)
     assert len(full(quick, "a")) == 20
 
 
 def test_who_is_refused_is_told_when_those_who_are_here_will_be_answered() -> None:
-    admission = Admission(least=16, most=100)
+    admission = Admission(least=16, maximum=100)
     answer(admission, took_s=0.4, in_flight=10, times=200)
     tickets = full(admission, "a")
     with pytest.raises(OverloadedError) as refused:
@@ -122,13 +122,13 @@ def test_all_workers_together_always_take_a_few(
 
 
 def test_a_forgotten_ticket_comes_back() -> None:
-    admission = Admission(least=16, most=100)
+    admission = Admission(least=16, maximum=100)
     admission.enter("a")
     assert admission.in_flight == 0
 
 
 def test_the_limit_grows_while_it_is_reached_and_nothing_gets_slower() -> None:
-    admission = Admission(least=16, most=40)
+    admission = Admission(least=16, maximum=40)
     for _ in range(30):
         tickets = full(admission, "a")
         for ticket in tickets:
@@ -142,7 +142,7 @@ def test_the_limit_grows_while_it_is_reached_and_nothing_gets_slower() -> None:
 
 
 def test_the_limit_shrinks_while_requests_take_much_longer_than_on_an_idle_server() -> None:
-    admission = Admission(least=16, most=400)
+    admission = Admission(least=16, maximum=400)
     answer(admission, 0.001)
     admission.limit = 400.0
     answer(admission, 0.01, in_flight=50, times=50 * WINDOW)
@@ -156,7 +156,7 @@ def test_the_limit_shrinks_while_requests_take_much_longer_than_on_an_idle_serve
 
 
 def test_the_limit_shrinks_at_once_where_answers_are_very_late() -> None:
-    admission = Admission(least=4, most=400)
+    admission = Admission(least=4, maximum=400)
     answer(admission, 0.001)
     admission.limit = 64.0
     # What was let in is answered for as long as it takes; each further look lets in as much of what is too much.
@@ -165,7 +165,7 @@ def test_the_limit_shrinks_at_once_where_answers_are_very_late() -> None:
 
 
 def test_a_slow_request_of_one_moment_changes_little() -> None:
-    admission = Admission(least=16, most=400)
+    admission = Admission(least=16, maximum=400)
     answer(admission, 0.001, times=WINDOW - 1)
     answer(admission, 60.0, times=1)
     assert admission.limit == 16
@@ -183,7 +183,7 @@ class Clock:
 
 def bursting() -> tuple[Admission, Clock]:
     clock = Clock()
-    return Admission(least=16, most=100, burst=84, clock=clock), clock
+    return Admission(least=16, maximum=100, burst=84, clock=clock), clock
 
 
 def test_a_burst_may_exceed_the_limit() -> None:
@@ -224,7 +224,7 @@ def test_an_overload_is_refused_after_the_first_burst() -> None:
 
 
 def test_accounts_share_and_the_clients_of_an_account_share_what_it_has() -> None:
-    admission = Admission(least=16, most=100)
+    admission = Admission(least=16, maximum=100)
     mine = [admission.enter("a", f"client {number}") for number in range(16)]
     with pytest.raises(OverloadedError):
         admission.enter("a", "client 0")
