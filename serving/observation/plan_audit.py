@@ -57,12 +57,14 @@ class PlanAudit:
         self._snapshots, self._metrics, self._is_idle = snapshots, metrics, is_idle
         self._every_s, self._first_wait_s, self._clock = every_s, first_wait_s, clock
         self._waits: WeakKeyDictionary[Planner, Backoff] = WeakKeyDictionary()
+        self._audited_at_s: WeakKeyDictionary[Planner, float] = WeakKeyDictionary()
         metrics.plan_correction.asks(self._corrections)
 
     def run(self, samples: Mapping[str, IndexSample], spare: SpareTime) -> float:
         """As `ObserverTask.run`; the queries are those that planners have sampled."""
         idle = self._is_idle() and not spare.is_busy
-        for index, segment, planner in _planned(self._snapshots()):
+        planned = list(_planned(self._snapshots()))
+        for index, segment, planner in planned:
             planner.book.refresh()
             for plan, (predicted_us, measured_us) in planner.book.taken().items():
                 self._metrics.plan_predicted.inc((index, plan), predicted_us / 1e6)
@@ -70,7 +72,14 @@ class PlanAudit:
             if idle and spare.is_available and not spare.requests_run:
                 with spare.spend():
                     self._time(index, segment, planner, stopped=lambda: spare.requests_run)
-            if spare.is_available and (query := planner.book.next_asked()) is not None:
+        # There may be time for one only: that of the segment that has waited longest.
+        for planner in sorted(
+            (each for *_, each in planned), key=lambda each: self._audited_at_s.get(each, 0.0)
+        ):
+            if not spare.is_available:
+                break
+            if (query := planner.book.next_asked()) is not None:
+                self._audited_at_s[planner] = self._clock()
                 with spare.spend():
                     planner.audit(query)
         return self._every_s

@@ -21,6 +21,7 @@ from scannery.serving.observation.query_sample import (
     IndexSample,
     SearchMessage,
     is_samplable,
+    is_small,
     queries_of,
     sampled,
 )
@@ -64,6 +65,7 @@ class QueryObserver(PeriodicTask):
         share: float = 0.0,
         controller: RecallController | None = None,
         excludes: Callable[[str], bool] = lambda index: False,
+        serves: Callable[[str], bool] = lambda index: True,
         reservoirs: QueryReservoirs | None = None,
         random: Callable[[], float] = random.random,
     ) -> None:
@@ -76,6 +78,7 @@ class QueryObserver(PeriodicTask):
             controller: of the settings; all queries of an index that it controls are sampled while its settings may
                 move, or there is ample time, so that a change of the questions is seen. None: there is none.
             excludes: returns whether no queries of an index should be, but for the reservoirs.
+            serves: returns whether an index is still served: it may have been dropped since it answered.
             reservoirs: samples of vectors for tuning; None: there are none.
             random: returns a number from 0 to 1, without 1.
 
@@ -83,6 +86,7 @@ class QueryObserver(PeriodicTask):
         super().__init__("query-observer", self._work, every_s=SHORTEST_WAIT_S)
         self._schedule = [_Scheduled(task) for task in tasks]
         self._spare, self._share, self._controller, self._excludes = spare, share, controller, excludes
+        self._serves = serves
         self._reservoirs, self._random = reservoirs, random
         self.samples: dict[str, IndexSample] = {}
         """The latest sampled queries, by index."""
@@ -124,8 +128,11 @@ class QueryObserver(PeriodicTask):
             CURRENT.get(),
         )
         for number in sorted(range(len(keys)), key=keys.__getitem__):
-            if keys[number] < share and len(sample.waiting) < WAITING:
-                sample.waiting.append(sampled(request, query(number), principal))
+            if keys[number] < share and len(sample.waiting) < WAITING and is_small(each := query(number)):
+                sample.waiting.append(sampled(request, each, principal))
+        # After they were added: if the index goes later, `forget` finds them.
+        if not self._serves(index):
+            self.samples.pop(index, None)
 
     def forget(self, index: str) -> None:
         """Forget the queries of an index that is gone, or was replaced by another one of its name."""

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import marshal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,8 +29,11 @@ from scannery.v1 import search_pb2
 __all__ = ["QueryReservoirs"]
 
 EVERY_S = 1.0
+SHARE = 0.02
+"""Most share of a core for publishing: large samples are published less often, so that the budget lasts for others."""
 INDEX_BYTES = 512
 """Counted for each index, besides its vectors."""
+KEY_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -55,12 +59,20 @@ class _Reservoir:
     @property
     def size_bytes(self) -> int:
         """Memory of the sample, also in that which workers share."""
-        return INDEX_BYTES + _record(self.manifest.dimensions).itemsize * len(self.entries)
+        return INDEX_BYTES + self.entry_bytes * len(self.entries)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of a key with its vector."""
+        return KEY_BYTES + 4 * self.manifest.dimensions
 
     def encoded(self) -> bytes:
         """Return keys and vectors as bytes."""
-        entries = [(-negated, vector_D) for negated, _, vector_D in self.entries]
-        return np.array(entries, _record(self.manifest.dimensions)).tobytes()
+        records = np.empty(len(self.entries), _record(self.manifest.dimensions))
+        if self.entries:  # far faster than an array of the tuples
+            records["key"] = [-negated for negated, *_ in self.entries]
+            np.stack([vector_D for *_, vector_D in self.entries], out=records["vector_D"])
+        return records.tobytes()
 
 
 class QueryReservoirs:
@@ -92,6 +104,8 @@ class QueryReservoirs:
         self._reservoirs: dict[str, _Reservoir] = {}
         self._lock, self._publishing = threading.Lock(), threading.Lock()
         self._numbers = itertools.count()
+        self._bytes = 0
+        """Bytes of all samples, counted as they change: there may be thousands, and searches wait for the lock."""
         self._changed = False
 
     def bound(self, index: str, queries: int) -> float:
@@ -103,7 +117,9 @@ class QueryReservoirs:
         with self._lock:
             reservoir = self._reservoirs.get(index)
             if reservoir is None or _identity(reservoir.manifest) != _identity(manifest):
+                self._remove(index)
                 reservoir = self._reservoirs[index] = _Reservoir(manifest, self._size)
+                self._bytes += reservoir.size_bytes
                 self._changed = True
             reservoir.seen += queries
             return reservoir.bound
@@ -125,15 +141,26 @@ class QueryReservoirs:
                     continue
                 full = len(reservoir.entries) >= reservoir.size
                 entry = -key, next(self._numbers), vector_D
-                (heapq.heappushpop if full else heapq.heappush)(reservoir.entries, entry)
-                self._shrink()
+                if full:
+                    heapq.heappushpop(reservoir.entries, entry)
+                else:
+                    heapq.heappush(reservoir.entries, entry)
+                    self._bytes += reservoir.entry_bytes
+                    self._shrink()
                 self._changed = True
 
     def forget(self, index: str) -> None:
         """Forget the queries of an index that is gone, in the shared memory too."""
         with self._lock:
-            self._changed |= self._reservoirs.pop(index, None) is not None
+            self._changed |= self._remove(index)
         self.publish()
+
+    def _remove(self, index: str) -> bool:
+        """Remove the sample of an index if there is one, and return whether there was."""
+        reservoir = self._reservoirs.pop(index, None)
+        if reservoir is not None:
+            self._bytes -= reservoir.size_bytes
+        return reservoir is not None
 
     def sample(self, manifest: Manifest, limit: int) -> tuple[np.ndarray, int]:
         """Return queries of all workers for an index, float32 (at most `limit`, D), and of how many they are."""
@@ -152,10 +179,12 @@ class QueryReservoirs:
 
     def run(self, samples: Mapping[str, IndexSample], spare: SpareTime) -> float:
         """As `ObserverTask.run`: publish the queries, on a busy server too: callers of other workers want them."""
-        if self._changed:
-            with spare.spend(pause=False):
-                self.publish()
-        return EVERY_S
+        if not self._changed:
+            return EVERY_S
+        started_s = time.thread_time()
+        with spare.spend(pause=False):
+            self.publish()
+        return max(EVERY_S, (time.thread_time() - started_s) / SHARE)
 
     def publish(self) -> None:
         """Copy the queries to the shared memory if they have changed."""
@@ -177,11 +206,12 @@ class QueryReservoirs:
 
     def _shrink(self) -> None:
         """Forget the greatest keys of the largest samples until the shared memory suffices."""
-        while sum(each.size_bytes for each in self._reservoirs.values()) > self._blobs.most_bytes:
+        while self._bytes > self._blobs.most_bytes:
             largest = max(self._reservoirs.values(), key=lambda each: each.size_bytes)
             if not largest.entries:
                 break
             heapq.heappop(largest.entries)
+            self._bytes -= largest.entry_bytes
             largest.size = len(largest.entries)
 
 

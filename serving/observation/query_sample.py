@@ -22,6 +22,7 @@ __all__ = [
     "SampledQuery",
     "SearchMessage",
     "is_samplable",
+    "is_small",
     "queries_of",
     "sampled",
 ]
@@ -32,6 +33,8 @@ MAX_K = 100
 """Hits of sampled queries."""
 WAITING = 64
 """Limit of sampled queries of an index that were not repeated yet; while there are so many, none is added."""
+MAX_BYTES = 1 << 16
+"""Limit of the size of a query, and of its options, each: every sampled query of a batch has a copy of the filter."""
 LABELLED = 256
 """Queries of an index whose true hits are remembered."""
 
@@ -87,11 +90,16 @@ def is_samplable(request: SearchMessage) -> bool:
     options = request.options
     if options.exact or options.vectors or options.mode == search_pb2.MODE_LEXICAL:
         return False
-    if options.k + options.offset > MAX_K or options.HasField("crowding"):
+    if options.k + options.offset > MAX_K or options.HasField("crowding") or not is_small(options):
         return False
     if isinstance(request, search_pb2.SearchManyRequest):
         return not request.where_each and all(each.WhichOneof("kind") for each in request.queries[:1])
     return request.query.WhichOneof("kind") is not None
+
+
+def is_small(part: search_pb2.Query | search_pb2.SearchOptions) -> bool:
+    """Return whether a part of a request is small enough to be remembered, hundreds of times for each index."""
+    return part.ByteSize() <= MAX_BYTES
 
 
 def queries_of(request: SearchMessage) -> Callable[[int], search_pb2.Query]:

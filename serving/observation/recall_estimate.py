@@ -41,6 +41,8 @@ AT_ONCE, AT_ONCE_BUSY = 32, 8
 """Queries that are repeated together: by an idle server, and by a busy one."""
 GATHER_S = 2.0
 """While nothing is in doubt, this long is waited until half of AT_ONCE queries have come: together they cost less."""
+CERTAIN_EVERY = 8
+"""One unit of work in so many is for an index whose settings are not about to move, however many others there are."""
 PAUSE_S = 0.02
 """Seconds between two units of work."""
 IDLE_S = 0.1
@@ -73,6 +75,7 @@ class RecallEstimate:
         """
         self._service, self._snapshot_of = service, snapshot_of
         self._metrics, self._controller = metrics, controller
+        self._units = 0
 
     def run(self, samples: Mapping[str, IndexSample], spare: SpareTime) -> float:
         """As `ObserverTask.run`: a unit of work for one index, those whose settings may move first."""
@@ -90,10 +93,12 @@ class RecallEstimate:
         if not ready:
             spare.is_urgent = False
             return IDLE_S
-        certain, _, name, sample = min(ready, key=lambda each: each[:3])
-        spare.is_urgent = not certain
+        spare.is_urgent = not all(certain for certain, *_ in ready)
         if not spare.is_available:
             return BUSY_S
+        self._units += 1
+        certain_first = self._units % CERTAIN_EVERY == 0
+        *_, name, sample = min(ready, key=lambda each: (each[0] != certain_first, each[1], each[2]))
         with spare.spend():
             try:
                 self._unit(name, sample, spare, AT_ONCE_BUSY if spare.is_busy else AT_ONCE)
@@ -123,17 +128,20 @@ class RecallEstimate:
 
     def _unit(self, name: str, sample: IndexSample, spare: SpareTime, limit: int) -> None:
         """Repeat some known queries, or find the true hits of some new ones and repeat these."""
+        repeats = [sample.repeats.popleft() for _ in range(min(limit, len(sample.repeats)))]
+        group = []
+        if not repeats:
+            group.append(sample.waiting.popleft())
+            alike = _searched_alike(group[0])
+            while sample.waiting and len(group) < limit and _searched_alike(sample.waiting[0]) == alike:
+                group.append(sample.waiting.popleft())
+        # Whatever fails from here on, these queries are not tried again.
         with self._service.pinned(name):
-            if sample.repeats:
-                repeats = [sample.repeats.popleft() for _ in range(min(limit, len(sample.repeats)))]
+            if repeats:
                 with spare.with_helpers():
                     current = self._labelled_now(repeats)
                 self._record(name, current, spare, fresh=False)
                 return
-            group = [sample.waiting.popleft()]
-            alike = _searched_alike(group[0])
-            while sample.waiting and len(group) < limit and _searched_alike(sample.waiting[0]) == alike:
-                group.append(sample.waiting.popleft())
             with spare.with_helpers():
                 labelled = self.labelled(group)
             self._record(name, labelled, spare, fresh=True)
@@ -254,9 +262,10 @@ def _as_caller(sampled: SampledQuery) -> Iterator[None]:
 def _searched_alike(sampled: SampledQuery) -> tuple[bytes, Principal | None]:
     """Return what queries have in common whose true hits are found together.
 
-    A text is encoded for its caller alone: nobody else finds its vector in the cache.
+    A text, of a group too, is encoded for its caller alone: nobody else finds its vector in the cache.
     """
-    by_text = sampled.request.query.WhichOneof("kind") == "text"
+    query = sampled.request.query
+    by_text = any(each.WhichOneof("kind") == "text" for each in (query, *query.group.queries))
     return sampled.request.options.SerializeToString(), sampled.principal if by_text else None
 
 

@@ -163,6 +163,7 @@ class Server(BaseServer):
             share=share,
             controller=self._recall,
             excludes=self._cold.has,  # an exact search of a cold index reads all of its vectors
+            serves=lambda index: self._catalog.open_snapshot(index) is not None,
             reservoirs=self._reservoirs,
         )
 

@@ -238,3 +238,22 @@ def test_a_server_heals_the_costs_in_its_cache_and_tells_times(
         [step] = explained.segments
         assert (step.plan, step.predicted_us) == ("scann", 0)
         assert step.measured_us > 0
+
+
+def test_segments_are_audited_in_turn_by_a_server_with_time_for_one_at_a_time(
+    store: Path, tmp_path: Path
+) -> None:
+    segments = [
+        open_index(Store.open(store), "planned", cache=SegmentCache(tmp_path / str(number))).segments[0]
+        for number in range(3)
+    ]
+    audit = PlanAudit(lambda: list(map(snapshot_of, segments)), ServerMetrics(), is_idle=lambda: False)
+    for each in segments:
+        ask(each, 0.3, 4 * EVERY)
+    waiting = [len(each.planner.book._samples) for each in segments if each.planner]
+    for _ in range(len(segments)):
+        spare = SpareTime(lambda: 1)
+        spare._saved_s = 100.0
+        audit.run({}, spare)
+    left = [len(each.planner.book._samples) for each in segments if each.planner]
+    assert left == [count - 1 for count in waiting]

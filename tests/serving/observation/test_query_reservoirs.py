@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from scannery.indexer import Manifest, Store, read_manifest
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.sharing import SharedBlobs
 from scannery.serving import SecurityConfig, ServerConfig
+from scannery.serving.observation import query_reservoirs
 from scannery.serving.observation.query_observer import QueryObserver
 from scannery.serving.observation.query_reservoirs import QueryReservoirs
+from scannery.serving.scheduling import spare_time
 from scannery.serving.scheduling.spare_time import SpareTime
 from scannery.serving.security import KeyFile
 from scannery.serving.security.principal import Scope
@@ -209,3 +212,31 @@ def test_only_administrators_of_the_index_can_read_them(store: Path, tmp_path: P
             else:
                 with pytest.raises(scannery.PermissionDeniedError, match="admin"):
                     client.index("library").kept_queries()
+
+
+def test_a_query_costs_the_same_beside_thousands_of_samples(store: Path) -> None:
+    template = read_manifest(Store.open(store), "library")
+    manifests = [
+        template.model_copy(update={"index": f"i{number}", "index_id": str(number)}) for number in range(3000)
+    ]
+    reservoirs = reservoirs_of(*manifests, size=1000, blobs=SharedBlobs(1, 1 << 24))
+    for each in manifests:
+        observe(reservoirs, each.index, QUERIES_QD[:1])
+    started_s = time.thread_time()
+    observe(reservoirs, "i0", np.tile(QUERIES_QD, (60, 1)))
+    assert time.thread_time() - started_s < 1.0, "as long as it takes to look at all samples for each query"
+    assert reservoirs._bytes == sum(each.size_bytes for each in reservoirs._reservoirs.values())
+    for each in manifests:
+        reservoirs._remove(each.index)
+    assert reservoirs._bytes == 0
+
+
+def test_publishing_large_samples_leaves_time_for_other_work(store: Path) -> None:
+    manifest = read_manifest(Store.open(store), "library").model_copy(update={"dimensions": 1024})
+    reservoirs = reservoirs_of(manifest, size=10_000, blobs=SharedBlobs(1, 64 << 20))
+    for _ in range(10):
+        observe(reservoirs, "library", np.random.default_rng(1).random((1000, 1024), np.float32))
+    spare = SpareTime(lambda: 0)
+    wait_s = reservoirs.run({}, spare)
+    assert -spare._saved_s / wait_s <= query_reservoirs.SHARE * 1.1
+    assert query_reservoirs.SHARE < spare_time.SHARE

@@ -12,8 +12,9 @@ import pytest
 
 from scannery.client.request.calls import search, search_many
 from scannery.indexer import Distance
+from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.retry import Deadline
-from scannery.serving.observation import query_sample
+from scannery.serving.observation import query_sample, recall_estimate
 from scannery.serving.observation.query_observer import QueryObserver
 from scannery.serving.observation.recall_estimate import RecallEstimate
 from scannery.serving.scheduling.spare_time import SpareTime
@@ -144,13 +145,17 @@ def test_hits_that_an_offset_skips_count_too() -> None:
     assert [(options.k, options.offset) for options in answers.options] == [(24, 0), (24, 0)]
 
 
-@pytest.mark.parametrize("by_text", [True, False])
-def test_a_text_is_repeated_for_its_caller_alone(by_text: bool) -> None:
+@pytest.mark.parametrize("kind", ["text", "group", "vector"])
+def test_a_text_is_repeated_for_its_caller_alone(kind: str) -> None:
+    by_text = kind != "vector"
     answers, observing = Answers([2, 1], [2, 1]), observer(0.0, 0.0, share=1.0)
     callers = [Principal(name, frozenset({"read"})) for name in ("one", "other")]
     for caller in callers:
         token = CURRENT.set(caller)
-        request = search("i", "a text" if by_text else VECTORS[0], 2, mode="dense").request
+        query = VECTORS[0] if kind == "vector" else "a text"
+        request = search("i", query, 2, mode="dense").request
+        if kind == "group":
+            request.query.group.queries.add(text="a text")
         observing.observe("i", 1, lambda request=request: request)  # type: ignore[misc]
         CURRENT.reset(token)
     for _ in range(2 if by_text else 1):
@@ -161,3 +166,59 @@ def test_a_text_is_repeated_for_its_caller_alone(by_text: bool) -> None:
     assert exact == (callers if by_text else callers[:1])
     assert not observing.samples["i"].waiting
     assert [caller for caller in answers.callers if caller not in callers] == []
+
+
+def test_a_large_filter_is_not_copied_for_each_query_of_a_batch() -> None:
+    observing = QueryObserver([], SpareTime(lambda: 0), share=1.0)
+    where = {"a": {"$in": [f"{number:020}" for number in range(5000)]}}
+    observing.observe("i", 4, lambda: search_many("i", VECTORS, 3, where=where).request)
+    assert not observing.samples
+
+
+def test_a_large_query_is_not_remembered() -> None:
+    observing, request = (
+        QueryObserver([], SpareTime(lambda: 0), share=1.0),
+        search("i", VECTORS[0], 3).request,
+    )
+    for _ in range(20):
+        request.query.group.queries.add(text="x" * 10_000)
+    observing.observe("i", 1, lambda: request)
+    assert not observing.samples["i"].waiting
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nothing_is_remembered_of_an_index_that_was_dropped_since_it_answered(is_there: bool) -> None:
+    observing = QueryObserver([], SpareTime(lambda: 0), share=1.0, serves=lambda index: is_there)
+    observing.observe("i", 1, lambda: search("i", VECTORS[0], 3).request)
+    assert ("i" in observing.samples) == is_there
+
+
+def test_a_query_that_cannot_be_repeated_is_tried_once() -> None:
+    class Gone(Answers):
+        def pinned(self, index: str) -> AbstractContextManager[None]:
+            raise UnknownIndexError(index)
+
+    observing = observer(0.0, share=1.0)
+    observing.observe("i", 1, lambda: search("i", VECTORS[0], 3).request)
+    Gone([1], [1]).repeat(observing, ServerMetrics(), "cosine")
+    assert not observing.samples["i"].waiting
+
+
+def test_an_index_in_doubt_does_not_keep_others_waiting() -> None:
+    answers, observing = Answers([1], [1]), QueryObserver([], SpareTime(lambda: 0), share=1.0)
+    snapshot = SimpleNamespace(manifest=SimpleNamespace(spec=SimpleNamespace(distance="cosine")))
+    doubtful = SimpleNamespace(
+        word=1, is_undecided=True, step_below=None, target=0.9, record=lambda *_, **__: None, decide=lambda: 0
+    )
+    controller = SimpleNamespace(control=lambda name: doubtful if name == "doubtful" else None)
+    estimate = RecallEstimate(
+        cast(Any, answers), lambda index: cast(Any, snapshot), ServerMetrics(), cast(Any, controller)
+    )
+    spare = SpareTime(lambda: 0)
+    spare._saved_s = 100.0
+    observing.observe("certain", 1, lambda: search("certain", VECTORS[0], 1).request)
+    for _ in range(2 * recall_estimate.CERTAIN_EVERY):
+        observing.observe("doubtful", 1, lambda: search("doubtful", VECTORS[0], 1).request)
+        estimate.run(observing.samples, spare)
+        assert spare.is_urgent
+    assert not observing.samples["certain"].waiting
