@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import repeat, starmap
 from typing import Protocol, TypeAlias
 
+from scannery.runtime.errors import ServingError
 from scannery.runtime.retry import RetryState
 from scannery.runtime.tasks import PeriodicTask
 from scannery.serving.observation.query_reservoirs import QueryReservoirs
@@ -105,28 +107,27 @@ class QueryObserver(PeriodicTask):
             share = 0.0
         elif self._controller is not None and (control := self._controller.control(index)) is not None:
             share = 1.0 if self._spare.is_ample or control.is_undecided else share
-        bound = self._reservoirs.bound(index, queries) if self._reservoirs else 0.0
-        keys = list(starmap(self._random, repeat((), queries)))
-        if min(keys, default=1.0) >= max(share, bound):
-            return
-        request = request_of()
-        if self._reservoirs:
-            self._reservoirs.add(index, request, keys)
-        if request.options.HasField("knobs"):  # says nothing of the settings that are controlled
-            share = min(share, self._share)
-        if min(keys) < share and is_samplable(request):
-            self._sample(index, request, share, keys)
+        # What looks at the index fails if it was dropped since it answered, which must not fail the answer.
+        with suppress(ServingError):
+            bound = self._reservoirs.bound(index, queries) if self._reservoirs else 0.0
+            keys = list(starmap(self._random, repeat((), queries)))
+            if min(keys, default=1.0) >= max(share, bound):
+                return
+            request = request_of()
+            if self._reservoirs:
+                self._reservoirs.add(index, request, keys)
+            if request.options.HasField("knobs"):  # says nothing of the settings that are controlled
+                share = min(share, self._share)
+            if min(keys) < share and is_samplable(request):
+                self._sample(index, request, share, keys)
 
     def _sample(self, index: str, request: SearchMessage, share: float, keys: Sequence[float]) -> None:
         """Add the queries whose keys are below a share to those that wait, the least first if there is no room for all.
 
         (A batch may be ordered.)
         """
-        sample, query, principal = (
-            self.samples.setdefault(index, IndexSample()),
-            queries_of(request),
-            CURRENT.get(),
-        )
+        sample = self.samples.setdefault(index, IndexSample())
+        query, principal = queries_of(request), CURRENT.get()
         for number in sorted(range(len(keys)), key=keys.__getitem__):
             if keys[number] < share and len(sample.waiting) < WAITING and is_small(each := query(number)):
                 sample.waiting.append(sampled(request, each, principal))

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from scannery.indexer import Manifest
-from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.sharing import SharedBlobs
 from scannery.serving.observation.query_sample import IndexSample, SearchMessage, queries_of
 from scannery.serving.request.query import vector_components
@@ -109,11 +108,11 @@ class QueryReservoirs:
         self._changed = False
 
     def bound(self, index: str, queries: int) -> float:
-        """Count queries of an index, and return the key from which on they are not in its sample."""
-        try:
-            manifest = self._manifest_of(index)
-        except UnknownIndexError:  # dropped since it answered
-            return 0.0
+        """Count queries of an index, and return the key from which on they are not in its sample.
+
+        Raises what `manifest_of` does.
+        """
+        manifest = self._manifest_of(index)
         with self._lock:
             reservoir = self._reservoirs.get(index)
             if reservoir is None or _identity(reservoir.manifest) != _identity(manifest):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,14 +145,19 @@ def test_they_are_forgotten_in_memory_with_their_index(tmp_path: Path) -> None:
         assert not server._observer.samples
 
 
-def test_an_index_that_is_dropped_before_its_query_is_kept_changes_nothing(store: Path) -> None:
-    def gone(name: str) -> Manifest:
+@pytest.mark.parametrize("until", ["its manifest is read", "the vector of its text is looked for"])
+def test_an_index_that_is_dropped_before_its_query_is_kept_changes_nothing(store: Path, until: str) -> None:
+    manifest = read_manifest(Store.open(store), "library")
+
+    def gone(*_: str) -> Any:
         raise UnknownIndexError("there is no such index", field="index")
 
-    reservoirs = QueryReservoirs(
-        5, SharedBlobs(1, 1 << 16), 0, manifest_of=gone, known_vector=lambda *_: None
-    )
-    observe(reservoirs, "library", QUERIES_QD)
+    manifest_of = gone if until == "its manifest is read" else lambda _: manifest
+    reservoirs = QueryReservoirs(5, SharedBlobs(1, 1 << 16), 0, manifest_of=manifest_of, known_vector=gone)
+    observer = QueryObserver([], SpareTime(lambda: 0), reservoirs=reservoirs)
+    request = search("library", QUERIES_QD[0], 3).request
+    request.query.text = "a text"
+    observer.observe("library", 1, lambda: request)
     reservoirs.forget("library")
     assert not reservoirs._reservoirs
 
