@@ -1,7 +1,7 @@
 """A connection of a framework's object: made when it is first used, and left behind when the object is pickled.
 
 Frameworks build their objects before they need them, copy them, and send them to other processes; and they call one
-object from threads and from coroutines of several event loops. Their ids are cut into lists that fit into a call.
+object from threads and from coroutines of several event loops.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import asyncio
 import difflib
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import scannery
+from scannery.bridges.ids import pages
 from scannery.client import Client, Index, IndexInfo, NotFoundError, aio
 from scannery.client.aio import AsyncClient, AsyncIndex
 from scannery.client.connect import connect_config
 
-__all__ = ["MAX_ITEMS", "Connection", "pages"]
+__all__ = ["Connection", "pages"]
 
 
 _LOG = logging.getLogger(__name__)
@@ -186,18 +187,3 @@ class Connection:
 
 def _letters(name: str) -> str:
     return "".join(each for each in name if not each.isdigit())
-
-
-MAX_ITEMS = 1000
-"""Most ids or datapoints of a call."""
-
-
-def pages(ids: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the ids in lists that fit into a call.
-
-    >>> [len(page) for page in pages(str(number) for number in range(1500))]
-    [1000, 500]
-    """
-    listed = list(ids)
-    for first in range(0, len(listed), MAX_ITEMS):
-        yield listed[first : first + MAX_ITEMS]

@@ -78,15 +78,12 @@ from scannery.indexer.lexical.bm25 import (
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import (
-    NO_SHARDS,
     CurvePoint,
     DeletedRows,
     Manifest,
     NamedVectorsInfo,
     Recall,
     SegmentEntry,
-    ShardGroup,
-    Shards,
 )
 from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.planning.planner import SegmentHits
@@ -99,6 +96,7 @@ from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import RowIds, open_segment, read_row_ids
 from scannery.indexer.segment.segment import Segment
+from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.indexer.spec.spec import (
     AttributeType,
     ChunkSpec,

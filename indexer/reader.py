@@ -10,13 +10,14 @@ from functools import cached_property
 import numpy as np
 
 from scannery.indexer.datapoints.schema import attribute_columns
-from scannery.indexer.manifest import Manifest, SegmentEntry, Shards
+from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.segment.cache import SegmentCache
 from scannery.indexer.segment.cold.cold_vectors import ColdReads
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
 from scannery.indexer.segment.segment import Segment
+from scannery.indexer.shard_groups import Shards
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import SearchSettings

@@ -14,7 +14,7 @@ from haystack.utils import Secret
 from typing_extensions import Self
 
 from scannery.bridges.attributes import to_attributes
-from scannery.bridges.connection import Connection, pages
+from scannery.bridges.connection import Connection
 from scannery.bridges.haystack.documents import (
     absent_points,
     checked_documents,
@@ -25,6 +25,7 @@ from scannery.bridges.haystack.documents import (
 )
 from scannery.bridges.haystack.filters import required_where, to_where
 from scannery.bridges.haystack.metadata import MetadataQueries
+from scannery.bridges.ids import pages
 from scannery.client import Client, Hits, ScanneryError
 
 __all__ = ["ScanneryDocumentStore"]

@@ -15,7 +15,7 @@ import numpy as np
 from langchain_core.documents import Document
 
 from scannery.bridges.attributes import renamed, to_attributes, to_metadata
-from scannery.bridges.connection import pages
+from scannery.bridges.ids import pages
 from scannery.client import Datapoint, Hit, IndexInfo, Words
 from scannery.client.response.results import stated
 

@@ -19,7 +19,8 @@ from langchain_core.vectorstores.utils import maximal_marginal_relevance
 from pydantic import ConfigDict, Field
 from typing_extensions import Self
 
-from scannery.bridges.connection import MAX_ITEMS, Connection, pages
+from scannery.bridges.connection import Connection
+from scannery.bridges.ids import MAX_ITEMS, pages
 from scannery.bridges.langchain.documents import (
     checked_ids,
     deletions,

@@ -18,7 +18,8 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 
-from scannery.bridges.connection import Connection, pages
+from scannery.bridges.connection import Connection
+from scannery.bridges.ids import pages
 from scannery.bridges.llama_index.queries import (
     REF_DOC_ID,
     SparseEncoder,

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 from scannery.indexer.contents import ContentsReader
-from scannery.indexer.manifest import NO_SHARDS, ShardGroup, Shards
+from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.options import option
