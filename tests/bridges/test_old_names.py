@@ -14,9 +14,9 @@ with warnings.catch_warnings(record=True) as caught:
     import scannery.adapters.connection as old
     from scannery.adapters.ids import pages
     from scannery.adapters import attributes
-import scannery.bridges.attributes, scannery.bridges.connection as new, scannery.bridges.connection
+import scannery.bridges.attributes, scannery.bridges.connection as new, scannery.bridges.ids
 assert old is new and old.__spec__.name == "scannery.bridges.connection", old.__spec__
-assert pages is scannery.bridges.connection.pages and attributes is scannery.bridges.attributes
+assert pages is scannery.bridges.ids.pages and attributes is scannery.bridges.attributes
 for name in ("vertex", "openai", "nothing"):
     try:
         __import__(f"scannery.adapters.{name}")

@@ -28,7 +28,7 @@ ANSWERS = {
     "with_vertex_collections.py": ["nearest: Bees"],
 }
 OPTIONAL = {
-    "scannery.bridges.beam_rag.writer": "google.api_core",
+    "scannery.bridges.beam_rag.enrichment": "google.api_core",
     "scannery.live.log.postgres.": "psycopg",
 }
 """Modules that others import when they are needed, after a look for the package of an extra."""

@@ -35,7 +35,7 @@ import json, os, sys
 from scannery.pipelines import building, compacting
 from scannery.pipelines.execution import runners
 from scannery.pipelines.state import work_units as units
-import scannery.pipelines.execution.runners
+import scannery.pipelines.execution.beam_pipeline
 units.MIN_UNIT_BYTES = units.MIN_VECTOR_UNIT_BYTES = 1 << 15
 for line in sys.stdin:
     task = json.loads(line)
