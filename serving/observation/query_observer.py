@@ -110,15 +110,18 @@ class QueryObserver(PeriodicTask):
         # What looks at the index fails if it was dropped since it answered, which must not fail the answer.
         with suppress(ServingError):
             bound = self._reservoirs.bound(index, queries) if self._reservoirs else 0.0
+            if not share and not bound:
+                return
             keys = list(starmap(self._random, repeat((), queries)))
-            if min(keys, default=1.0) >= max(share, bound):
+            least = min(keys, default=1.0)
+            if least >= max(share, bound):
                 return
             request = request_of()
             if self._reservoirs:
                 self._reservoirs.add(index, request, keys)
             if request.options.HasField("knobs"):  # says nothing of the settings that are controlled
                 share = min(share, self._share)
-            if min(keys) < share and is_samplable(request):
+            if least < share and is_samplable(request):
                 self._sample(index, request, share, keys)
 
     def _sample(self, index: str, request: SearchMessage, share: float, keys: Sequence[float]) -> None:

@@ -32,7 +32,7 @@ SearchMessage: TypeAlias = search_pb2.SearchRequest | search_pb2.SearchManyReque
 MAX_K = 100
 """Hits of sampled queries."""
 WAITING = 64
-"""Limit of sampled queries of an index that were not repeated yet; while there are so many, none is added."""
+"""Limit of sampled queries of an index that were not repeated yet; at the limit, none is added."""
 MAX_BYTES = 1 << 16
 """Limit of the size of a query, and of its options, each: every sampled query of a batch has a copy of the filter."""
 LABELLED = 256

@@ -42,7 +42,7 @@ AT_ONCE, AT_ONCE_BUSY = 32, 8
 GATHER_S = 2.0
 """While nothing is in doubt, this long is waited until half of AT_ONCE queries have come: together they cost less."""
 CERTAIN_EVERY = 8
-"""One unit of work in so many is for an index whose settings are not about to move, however many others there are."""
+"""Units of work of which one is for an index whose settings are not about to move, whatever others need."""
 PAUSE_S = 0.02
 """Seconds between two units of work."""
 IDLE_S = 0.1
@@ -262,7 +262,7 @@ def _as_caller(sampled: SampledQuery) -> Iterator[None]:
 def _searched_alike(sampled: SampledQuery) -> tuple[bytes, Principal | None]:
     """Return what queries have in common whose true hits are found together.
 
-    A text, of a group too, is encoded for its caller alone: nobody else finds its vector in the cache.
+    A text, of a group too, is encoded for its caller alone: other callers must not find its vector in the cache.
     """
     query = sampled.request.query
     by_text = any(each.WhichOneof("kind") == "text" for each in (query, *query.group.queries))
