@@ -1,4 +1,4 @@
-"""Compile the tokenizer's kernel into numba's cache: `python -m scannery.embed.warm`.
+"""Compile the tokenizer's kernel into numba's cache; `python -m scannery.cli.warm` compiles all.
 
 Otherwise the first large build or live write of a new machine waits some seconds for it.
 """
@@ -18,7 +18,3 @@ def warm_tokenizer() -> bool:
     small.normalizer = normalizers.BertNormalizer()
     small.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return WordPiece.of(small) is not None
-
-
-if __name__ == "__main__":
-    warm_tokenizer()

@@ -1,4 +1,4 @@
-"""Compile all kernels into numba's cache: `python -m scannery.indexer.warm`.
+"""Compile the kernels of segments into numba's cache; `python -m scannery.cli.warm` compiles all.
 
 Otherwise the first index that a new machine opens waits about eight seconds for it. Kernels are compiled for the array
 types of a segment, so this builds and opens a small one. Compiled code is for one kind of processor, and is stored in
@@ -61,7 +61,3 @@ def _rows(schema: pa.Schema) -> pa.Table:
     return pa.table(
         [pa.array(columns.get(field.name, [None] * _ROWS), field.type) for field in schema], schema=schema
     )
-
-
-if __name__ == "__main__":
-    warm_kernels()

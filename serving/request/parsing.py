@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.kernels.fused import compiled
 from scannery.runtime.pieces import PIECE_BYTES
-from scannery.serving.request.part_count import next_field
+from scannery.serving.request.part_count import ENCODED_B, next_field
 
 __all__ = ["parsed", "warm_up"]
 
@@ -35,8 +35,8 @@ def parsed(kind: type[MessageT], data: bytes | bytearray) -> MessageT:
 def warm_up() -> None:
     """Compile the search for fields, so that no request waits for it."""
     with COMPILING:
-        for data in (bytes(1), bytearray(1)):  # arrays that cannot be written are compiled for apart
-            _end_of_piece(np.frombuffer(data, np.uint8), 0, 0)
+        for data_B in ENCODED_B:
+            _end_of_piece(data_B, 0, 0)
 
 
 def _pieces(data: bytes | bytearray) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from scannery.indexer.kernels.fused import compiled
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.limits import MAX_FILTER_VALUES
 
-__all__ = ["MAX_PARTS", "SMALL_BYTES", "check_parts", "count_parts", "next_field", "warm_up"]
+__all__ = ["ENCODED_B", "MAX_PARTS", "SMALL_BYTES", "check_parts", "count_parts", "next_field", "warm_up"]
 
 SMALL_BYTES = 1 << 15
 """Requests up to this size are decoded without counting, and on the event loop: decoding them is always fast."""
@@ -35,6 +35,8 @@ LARGE_FIELDS = frozenset(
 all queries."""
 MAX_DEPTH = 100
 """Nesting limit of protobuf."""
+ENCODED_B = (np.frombuffer(bytes(1), np.uint8), np.frombuffer(bytearray(1), np.uint8))
+"""An encoded request of each kind that kernels are compiled for: arrays that cannot be written, and those that can."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _TEXT = -1
 
@@ -79,8 +81,7 @@ def count_parts(kind: type[Message], data: bytes, maximum: int) -> int:
 def warm_up() -> None:
     """Compile the counter, so that no request waits for it."""
     with COMPILING:
-        for data in (bytes(1), bytearray(1)):  # arrays that cannot be written are compiled for apart
-            data_B = np.frombuffer(data, np.uint8)
+        for data_B in ENCODED_B:
             _count_parts(data_B, np.zeros((1, 1), np.int64), np.zeros(1, bool), 1, 1, 1)
 
 
