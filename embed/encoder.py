@@ -35,7 +35,7 @@ from scannery.embed.tokenization import FastTokens, Features, TokenizedTexts, To
 if TYPE_CHECKING:
     from scannery.embed.text.chunking import Chunker
 
-__all__ = ["Encoder", "Invalid", "one_ahead", "prepared", "refuse"]
+__all__ = ["Encoder", "Invalid", "prepared", "refuse"]
 
 
 T = TypeVar("T")

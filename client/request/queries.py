@@ -44,7 +44,6 @@ __all__ = [
     "build_sparse",
     "checked_text",
     "checked_token",
-    "keep_freed_memory",
     "put_queries",
 ]
 

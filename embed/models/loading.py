@@ -36,7 +36,7 @@ from scannery.embed.models.model_files import (
 )
 from scannery.embed.tokenization import Tokens, tokens_for
 
-__all__ = ["LEAN_ENVIRONMENT", "CachedModel", "ModelOptions", "load_model", "recalled", "tokens_of"]
+__all__ = ["ModelOptions", "load_model", "recalled", "tokens_of"]
 
 
 _LIBRARIES = ("sentence-transformers", "transformers", "tokenizers", "safetensors", "torch")

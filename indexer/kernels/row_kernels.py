@@ -34,7 +34,6 @@ __all__ = [
     "CHAINS",
     "NARROW",
     "WIDE",
-    "comes_before",
     "hash_rows",
     "insert",
     "longest",

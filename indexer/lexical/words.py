@@ -25,15 +25,8 @@ import regex
 from scannery.indexer.lexical import words
 
 __all__ = [
-    "HAN",
-    "HANGUL",
     "MAX_WORD_CHARACTERS",
-    "PAIRED",
-    "RUN",
-    "SYLLABLE",
     "WORD",
-    "WORD_OR_RUN",
-    "WORD_RUN_OR_IDEOGRAPHS",
     "code_words",
     "normalised",
     "word_places",

@@ -44,15 +44,7 @@ from scannery.indexer.vectors.vector_files import (
     write_vectors,
 )
 
-__all__ = [
-    "FORMAT_KEY",
-    "SEGMENT_KEY",
-    "WrittenSegment",
-    "are_searched_as_given",
-    "is_sound",
-    "leaf_metadata",
-    "write_segment",
-]
+__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "WrittenSegment", "is_sound", "write_segment"]
 
 
 _VECTORS_FILE = "vectors.npy"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
     from obstore.store import BackoffConfig, ClientConfig, RetryConfig
 
-__all__ = ["MOST_PARTS", "PARALLEL", "PART_BYTES", "RETRY_S", "BucketBackend", "ordered_parts", "put_once"]
+__all__ = ["MOST_PARTS", "PARALLEL", "PART_BYTES", "RETRY_S", "BucketBackend", "ordered_parts"]
 
 
 PART_BYTES = 2**23

@@ -45,7 +45,6 @@ __all__ = [
     "ReadOnlyFile",
     "Store",
     "StoredObject",
-    "has_credentials",
     "without_credentials",
 ]
 

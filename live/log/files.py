@@ -49,7 +49,6 @@ __all__ = [
     "sync_files",
     "wal_of",
     "watch_forks",
-    "write_error",
     "write_mark",
 ]
 

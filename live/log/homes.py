@@ -49,7 +49,6 @@ from scannery.runtime.errors import ReadOnlyError
 __all__ = [
     "LogPlace",
     "check_log_root",
-    "check_no_files",
     "checked_log",
     "forget_log",
     "log_changes",

@@ -22,7 +22,7 @@ from scannery.live.maintenance.scheduler import task_threads
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import ServingError
 
-__all__ = ["main", "run_due", "run_task"]
+__all__ = ["main", "run_due"]
 
 
 _LOG = logging.getLogger(__name__)

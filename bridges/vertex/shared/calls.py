@@ -18,7 +18,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from scannery.runtime.errors import UnsupportedError
 from scannery.serving.bridging import Deadline, Scope, UnaryMethod
 
-__all__ = ["Call", "ForeignMethod", "check_known", "registered", "type_url"]
+__all__ = ["Call", "ForeignMethod", "registered", "type_url"]
 
 
 def check_known(request: Message) -> None:

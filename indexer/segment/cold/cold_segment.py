@@ -51,7 +51,7 @@ from scannery.indexer.vectors.exact_search import (
 )
 from scannery.indexer.vectors.vector_files import no_vectors
 
-__all__ = ["ColdSearch", "ColdSegment"]
+__all__ = ["ColdSegment"]
 
 
 FIRST_SHARE = 0.75

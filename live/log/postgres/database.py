@@ -44,7 +44,6 @@ __all__ = [
     "RETRY_S",
     "Database",
     "Position",
-    "PositionChanges",
     "Positions",
     "connection_options",
     "create_schema",
