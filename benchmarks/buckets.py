@@ -41,11 +41,11 @@ from tests.object_server import ObjectServer
 
 
 @contextlib.contextmanager
-def slow_bucket(folder: Path, given: argparse.Namespace) -> Iterator[ObjectServer]:
+def slow_bucket(folder: Path, arguments: argparse.Namespace) -> Iterator[ObjectServer]:
     """Serve a folder as a bucket, by threads of this process."""
     with ObjectServer() as server:
         server.show(folder)
-        server.first_byte_s, server.bytes_per_s = given.first_byte_ms / 1e3, given.mb_per_s * 1e6
+        server.first_byte_s, server.bytes_per_s = arguments.first_byte_ms / 1e3, arguments.mb_per_s * 1e6
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield server
@@ -134,16 +134,16 @@ def opened(
     return found | {"asked": counts(bucket), "disk": disk}
 
 
-def open_cases(given: argparse.Namespace, folder: Path) -> None:
+def open_cases(arguments: argparse.Namespace, folder: Path) -> None:
     """Print one table for each number of shards."""
-    rows, dimensions = given.rows or 400_000, given.dimensions or 128
+    rows, dimensions = arguments.rows or 400_000, arguments.dimensions or 128
     vectors_ND = np.random.default_rng(3).standard_normal((rows, dimensions), np.float32)
-    for shards in given.shards:
+    for shards in arguments.shards:
         place, cache = folder / str(shards), folder / "cache"
         keys = {"distance": "squared_l2", "shards": shards, "scann": {"exact_below_rows": 10_000_000}}
         spec = parse_spec({"index": "opened", "source": {"id": "id", "vector": "v"}, **keys})
         manifest = publish(Store.open(place / "store", create=True), spec, vectors_ND, folder)
-        with slow_bucket(place, given) as bucket:
+        with slow_bucket(place, arguments) as bucket:
 
             def emptied(bucket: ObjectServer = bucket, cache: Path = cache) -> dict[str, Any]:
                 shutil.rmtree(cache, ignore_errors=True)
@@ -153,7 +153,7 @@ def open_cases(given: argparse.Namespace, folder: Path) -> None:
                 "empty": emptied,
                 "filled": partial(opened, bucket, cache, "open", "opened"),
             }
-            turns = in_turns(ways, given.rounds, warm=1)  # which compiles the kernels
+            turns = in_turns(ways, arguments.rounds, warm=1)  # which compiles the kernels
         print(f"### {rows:,} x {dimensions}, {shards} shards, {manifest.size_bytes / 1e6:.0f} MB\n")
         lines = []
         for name, runs in turns.items():
@@ -173,11 +173,11 @@ TITLES = (
 )  # fmt: skip
 
 
-def cold_cases(given: argparse.Namespace, folder: Path) -> None:
+def cold_cases(arguments: argparse.Namespace, folder: Path) -> None:
     """Print one table for each collection."""
-    queries = given.queries
+    queries = arguments.queries
     for name in ("fashion", "generated"):
-        shape = given.rows or 200_000, given.dimensions or 384
+        shape = arguments.rows or 200_000, arguments.dimensions or 384
         data = fashion_mnist() if name == "fashion" else latent(*shape, queries)
         source = {"id": "id", "vector": "v"}
         spec = parse_spec({"index": name, "source": source, "shards": 1, "distance": data.distance})
@@ -190,7 +190,7 @@ def cold_cases(given: argparse.Namespace, folder: Path) -> None:
         print(f"### {name}: {entry.rows:,} x {data.vectors_ND.shape[1]}, {entry.size_bytes / 1e6:.0f} MB\n")
         cases = [(kind, target, 0) for target in (0.9, 0.95, 0.99) for kind in ("warm", "cold")]
         lines = []
-        with slow_bucket(folder, given) as bucket:
+        with slow_bucket(folder, arguments) as bucket:
             for kind, target, rows in [*cases, ("kept", 0.95, 0), ("cold", 0.95, 100), ("cold", 1.0, 0)]:
                 shutil.rmtree(folder / "cache", ignore_errors=True)
                 found = opened(bucket, folder / "cache", kind, name, folder / f"{name}.npy", target, rows)
@@ -214,16 +214,16 @@ CASES = {"open": open_cases, "cold": cold_cases}
 
 
 def main() -> None:
-    given = options(
+    arguments = options(
         __doc__, cases=CASES, rows=0, dimensions=0, shards=[1, 8], rounds=3, queries=100, first_byte_ms=30.0,
         mb_per_s=25.0,
     )  # fmt: skip
     print(
-        f"{given.first_byte_ms:g} ms, {given.mb_per_s:g} MB/s a connection; {environment('obstore', 'pyarrow')}"
+        f"{arguments.first_byte_ms:g} ms, {arguments.mb_per_s:g} MB/s a connection; {environment('obstore', 'pyarrow')}"
     )
-    for name in given.cases:
+    for name in arguments.cases:
         with folder_of() as folder:
-            CASES[name](given, folder)
+            CASES[name](arguments, folder)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def options(
     Args:
         about: the module's docstring, which is the help.
         positional: names of required arguments.
-        cases: what may be named after them, as `given.cases`; all of them if nothing is.
+        cases: what may be named after them, as `arguments.cases`; all of them if nothing is.
         defaults: of each option: a value of its type, a list of whole numbers (`1,2,4`), or a type for one without
             a default.
 
@@ -73,12 +73,12 @@ def options(
             parser.add_argument(flag, type=default)
         else:
             parser.add_argument(flag, type=type(default), default=default)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     if known:
-        given.cases = given.cases or known
-        if unknown := sorted({*given.cases} - {*known}):
+        arguments.cases = arguments.cases or known
+        if unknown := sorted({*arguments.cases} - {*known}):
             parser.error(f"no such case: {', '.join(unknown)}")
-    return given
+    return arguments
 
 
 def run_cases(
@@ -86,14 +86,14 @@ def run_cases(
     own_cache: bool = False, **defaults: Any,
 ) -> None:  # fmt: skip
     """Run the cases that the command line names, each with a folder of its own, and with a cache there if asked."""
-    given = options(about, cases=cases, **defaults)
+    arguments = options(about, cases=cases, **defaults)
     print(environment(*packages.split()), flush=True)
-    for name in given.cases:
+    for name in arguments.cases:
         print(f"## {name}\n", flush=True)
         with folder_of() as folder:
             if own_cache:
                 os.environ["SCANNERY_CACHE_DIR"] = str(folder / "cache")
-            cases[name](given, folder)
+            cases[name](arguments, folder)
 
 
 def numbers(text: str) -> list[int]:
@@ -312,8 +312,8 @@ def publish(
     from tests.data import datapoints
     from tests.served import publish_version
 
-    given = dict(columns or {"n": range(len(vectors_ND))})
-    ids = given.pop("id", None)
-    rows = datapoints(spec, vectors_ND, ids=ids, columns=given)
+    values = dict(columns or {"n": range(len(vectors_ND))})
+    ids = values.pop("id", None)
+    rows = datapoints(spec, vectors_ND, ids=ids, columns=values)
     shards = spec.shards if isinstance(spec.shards, int) else 1
     return publish_version(store, spec, rows, folder, shards=shards, queries=queries_QD)

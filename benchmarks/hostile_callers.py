@@ -187,9 +187,9 @@ def main() -> None:
         compute()
     if sys.argv[1:2] == ["--hostile"]:
         hostile(int(sys.argv[2]), sys.argv[3])
-    given = options(__doc__, rounds=3, seconds=5.0, rows=ROWS)
+    arguments = options(__doc__, rounds=3, seconds=5.0, rows=ROWS)
     with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder) / "store", given.rows)
+        build(Path(folder) / "store", arguments.rows)
         keys = KeyFile(Path(folder) / "keys.json")
         good, bad = (keys.create(name, scopes=("read",))[1] for name in ("good", "bad"))
         port = free_port()
@@ -200,12 +200,12 @@ def main() -> None:
                     client.index("small").search([1.0] * DIMENSIONS)
             quiet, computed, beside = list[float](), list[float](), list[float]()
             before_mb, most_mb, failures = resident_mb(pid), 0.0, 0
-            for _ in range(given.rounds):
-                quiet += _asked(address, good, given.seconds, pid)[0]
+            for _ in range(arguments.rounds):
+                quiet += _asked(address, good, arguments.seconds, pid)[0]
                 with _beside("--compute"):
-                    computed += _asked(address, good, given.seconds, pid)[0]
+                    computed += _asked(address, good, arguments.seconds, pid)[0]
                 with _beside("--hostile", str(port), bad):
-                    latencies, memory, failed = _asked(address, good, given.seconds, pid)
+                    latencies, memory, failed = _asked(address, good, arguments.seconds, pid)
                 beside, most_mb, failures = beside + latencies, max(most_mb, memory), failures + failed
                 time.sleep(1)
     rows = [

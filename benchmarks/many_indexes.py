@@ -40,13 +40,13 @@ SEARCHES = 20
 
 
 def main() -> None:
-    given = options(__doc__, "folder", indexes=[100, 1000], seconds=60.0)
+    arguments = options(__doc__, "folder", indexes=[100, 1000], seconds=60.0)
     columns = []
-    for count in given.indexes:
-        folder = Path(given.folder) / str(count)
+    for count in arguments.indexes:
+        folder = Path(arguments.folder) / str(count)
         if not folder.exists():
             fill(folder, count - 1)  # to which the measurement adds one
-        columns.append(measured(folder, count, given.seconds))
+        columns.append(measured(folder, count, arguments.seconds))
     print(environment("pyarrow", "grpcio"))
     print(table(["", *(column["indexes"] for column in columns)], rows(columns)))
 

@@ -218,8 +218,8 @@ class RemoteEncoder:
 
         match = self._matching(with_tokenizer=True)
         tokenizer = match.tokenizer_json if match.HasField("tokenizer_json") else None
-        shown = json.loads(match.fingerprint_json) if match.fingerprint_json else {}
-        prompt = shown.get("document_prompt") or ""
+        fingerprint = json.loads(match.fingerprint_json) if match.fingerprint_json else {}
+        prompt = fingerprint.get("document_prompt") or ""
         return chunker_for(
             self._model,
             tokenizer,
@@ -280,12 +280,14 @@ class RemoteEncoder:
         from scannery.embed import EmbedError, Fingerprint, require_match
 
         start = f"texts for index {self._index!r} cannot be encoded: encoder {self._process.address}"
-        shown = [json.loads(encoder.fingerprint_json) for encoder in encoders if encoder.fingerprint_json]
+        fingerprints = [
+            json.loads(encoder.fingerprint_json) for encoder in encoders if encoder.fingerprint_json
+        ]
         try:
-            if self._expected and len(shown) == 1:
-                require_match(Fingerprint.from_dict(self._expected), Fingerprint.from_dict(shown[0]))
+            if self._expected and len(fingerprints) == 1:
+                require_match(Fingerprint.from_dict(self._expected), Fingerprint.from_dict(fingerprints[0]))
             expected = str(Fingerprint.from_dict(self._expected)) if self._expected else self._model
-            there = ", ".join(str(Fingerprint.from_dict(fingerprint)) for fingerprint in shown) or "none"
+            there = ", ".join(str(Fingerprint.from_dict(each)) for each in fingerprints) or "none"
         except EmbedError as error:
             return f"{start}: {error}"
         return f"{start}: the index was embedded with {expected}; there is {there}"

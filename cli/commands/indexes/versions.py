@@ -186,8 +186,8 @@ def verify_command(
         raise typer.Exit(NO)
     if not as_json:
         recalls = {"": report.recall, **{f" of {name}": value for name, value in report.named_recall.items()}}
-        shown = ", ".join(f"{value:.3f}{of}" for of, value in recalls.items() if value is not None)
-        recall = f", recall@10 {shown} on a sample" if shown else ""
+        recall_text = ", ".join(f"{value:.3f}{of}" for of, value in recalls.items() if value is not None)
+        recall = f", recall@10 {recall_text} on a sample" if recall_text else ""
         exact = f"; {report.exact_segments} searched exactly" if report.exact_segments else ""
         console().print(
             f"[green]✓[/green] version {report.version} of {name}: {report.segments} segments{exact}, "
