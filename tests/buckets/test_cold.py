@@ -30,9 +30,20 @@ def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield found
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store in a folder with the segment that tests read from a bucket."""
+    folder = tmp_path_factory.mktemp("built")
+    store = Store.open(folder / "store", create=True)
+    spec = spec_for("squared_l2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_writer, "PAGE_BYTES", 1 << 13)
+        publish(store, spec, datapoints(spec, VECTORS), folder)
+    return store
+
+
 @pytest.fixture
 def proxy(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    monkeypatch.setattr(segment_writer, "PAGE_BYTES", 1 << 13)
     monkeypatch.setattr(cold_vectors, "SPAN_BYTES", 1 << 15)
     monkeypatch.setattr(bucket_backend, "PAUSE_FACTOR", 1.1)
     with faulty_proxy(port) as running:
@@ -41,15 +52,19 @@ def proxy(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
         yield running
 
 
+def opened(built: Store, cache: Path) -> Segment:
+    """Copy the store into a bucket, and return its segment."""
+    bucket = Store.open(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+    for each in built.list():
+        bucket.write(each.key, built.read(each.key))
+    [segment] = open_index(bucket, "t", cache=SegmentCache(cache), cold=ColdReads(max_bytes=0)).segments
+    assert segment.is_cold
+    return segment
+
+
 @pytest.fixture
-def segment(proxy: FaultyProxy, tmp_path: Path) -> Segment:
-    spec = spec_for("squared_l2")
-    store = Store.open(f"s3://{BUCKET}/{uuid.uuid4().hex}")
-    publish(store, spec, datapoints(spec, VECTORS), tmp_path)
-    opened = open_index(store, "t", cache=SegmentCache(tmp_path / "cache"), cold=ColdReads(max_bytes=0))
-    [found] = opened.segments
-    assert found.is_cold
-    return found
+def segment(built: Store, proxy: FaultyProxy, tmp_path: Path) -> Segment:
+    return opened(built, tmp_path / "cache")
 
 
 def nearest(query_D: np.ndarray) -> list[int]:
@@ -69,13 +84,11 @@ def test_searches_survive(what: str, segment: Segment, proxy: FaultyProxy):
     assert proxy.faults[0].times == 0
 
 
-def test_a_bucket_that_does_not_recover(proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bucket_that_does_not_recover(
+    built: Store, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(bucket_backend, "MOST_RETRIES", 1)
-    spec = spec_for("squared_l2")
-    store = Store.open(f"s3://{BUCKET}/{uuid.uuid4().hex}")
-    publish(store, spec, datapoints(spec, VECTORS), tmp_path)
-    reads = ColdReads(max_bytes=0)
-    [segment] = open_index(store, "t", cache=SegmentCache(tmp_path / "cache"), cold=reads).segments
+    segment = opened(built, tmp_path / "cache")
     proxy.faults = [Fault("500", path="/segments/", times=10_000)]
     with pytest.raises(StoreError, match="segments"):
         found_by(segment, QUERIES[1])
