@@ -173,7 +173,7 @@ def test_answers_are_those_of_brute_force(tmp_path: Path, dataset: int) -> None:
 def test_promises_hold_where_scann_searches_too(tmp_path: Path, built: tuple[int, float]) -> None:
     """Hits are as many as brute force finds, obey every option, and recall is near its target."""
     dataset, deleted = built
-    library = Library(tmp_path, dataset, 4000, deleted, scann={"exact_below_rows": 1000})
+    library = Library(tmp_path, dataset, 2000, deleted, scann={"exact_below_rows": 1000})
     recalls = []
     for case in range(100):
         seed = dataset * 1000 + case
