@@ -62,7 +62,7 @@ from scannery.indexer.errors import (
     StoreUriError,
 )
 from scannery.indexer.hashes import id_hashes
-from scannery.indexer.lexical.analyser import Analyser
+from scannery.indexer.lexical.analyser import Analyser, analyser_of
 from scannery.indexer.lexical.bm25 import (
     WORD_COLUMNS,
     CorpusCounts,
@@ -75,6 +75,7 @@ from scannery.indexer.lexical.bm25 import (
     with_known_terms,
     with_terms,
 )
+from scannery.indexer.lexical.phrases import Phrase, PhraseFinder
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import (
@@ -190,6 +191,8 @@ __all__ = [
     "NamedVectorsInfo",
     "NotFoundError",
     "OpenIndex",
+    "Phrase",
+    "PhraseFinder",
     "Postings",
     "Recall",
     "Records",
@@ -216,6 +219,7 @@ __all__ = [
     "VerifyReport",
     "alter_index",
     "altered_spec",
+    "analyser_of",
     "attribute_columns",
     "attribute_value",
     "attribute_values",

@@ -36,6 +36,8 @@ __all__ = [
     "MAX_LEAVES",
     "MAX_OFFSET",
     "MAX_PAYLOAD_BYTES",
+    "MAX_PHRASED_WORDS",
+    "MAX_PHRASE_SLOP",
     "MAX_QUANTILES",
     "MAX_QUERIES",
     "MAX_QUERY_TEXT_BYTES",
@@ -104,6 +106,10 @@ MAX_FILTER_VALUES = 4_096
 MAX_FILTER_PARTS = 4_096
 """Nodes of a filter tree, empty ones included: 256 conditions, each at a depth of 16."""
 MAX_GEO_RADIUS_M = 20_100_000
+MAX_PHRASED_WORDS = 32
+"""Words of a text in which quotes make phrases: longer ones are prose."""
+MAX_PHRASE_SLOP = 100
+"""Other words between those of a phrase."""
 """More than half the circumference of the Earth: all places."""
 MAX_DIMENSIONS = 16_384
 MAX_ALIASES = 1_000

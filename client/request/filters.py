@@ -40,6 +40,9 @@ def _box(operand: object, path: str) -> list[pb.Value]:
     return [_location(numbers["south"], numbers["west"]), _location(numbers["north"], numbers["east"])]
 
 
+PHRASE, SLOP = "$phrase", "$slop"
+"""Words in order, and how many others may stand between them: the one condition that two keys make."""
+
 GEO_OPERATORS: dict[str, tuple[pb.Operator.ValueType, Callable[[object, str], list[pb.Value]]]] = {
     "$geo_radius": (pb.OPERATOR_GEO_RADIUS, _radius),
     "$geo_box": (pb.OPERATOR_GEO_BOX, _box),
@@ -107,11 +110,12 @@ _COMPARISONS: dict[str, pb.Operator.ValueType] = {
         pb.OPERATOR_UNSPECIFIED,
         *_LISTS.values(),
         *_FLAGS.values(),
+        pb.OPERATOR_PHRASE,
         *(operator for operator, _ in GEO_OPERATORS.values()),
     )
 }
 """Operators of one value: all others of the message."""
-_FIELD_OPERATORS = (*_COMPARISONS, *_LISTS, *GEO_OPERATORS, *_FLAGS, "$not")
+_FIELD_OPERATORS = (*_COMPARISONS, *_LISTS, *GEO_OPERATORS, *_FLAGS, PHRASE, "$not")
 _LOGICAL_OPERATORS = ("$and", "$or", "$not")
 
 
@@ -169,7 +173,20 @@ def _field(name: str, value: object, path: str, depth: int) -> pb.Filter:
         return _condition(name, pb.OPERATOR_EQ, [_value(value, pb.OPERATOR_EQ, path)])
     if not value:
         raise _invalid(path, f"needs a value or one of {', '.join(_FIELD_OPERATORS)}")
-    return _joined([_operator(name, key, operand, path, depth) for key, operand in value.items()])
+    slop = []
+    if SLOP in value:
+        if PHRASE not in value:
+            raise _invalid(f"{path}.{SLOP}", f"belongs to {PHRASE}, which is not there")
+        slop = [build_value(value[SLOP], path=f"{path}.{SLOP}")]
+    return _joined(
+        [
+            _condition(name, pb.OPERATOR_PHRASE, [build_value(operand, path=f"{path}.{key}"), *slop])
+            if key == PHRASE
+            else _operator(name, key, operand, path, depth)
+            for key, operand in value.items()
+            if key != SLOP
+        ]
+    )
 
 
 def _operator(name: str, key: object, operand: object, path: str, depth: int) -> pb.Filter:
@@ -299,7 +316,7 @@ _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] =
 
 _ABSENT = {
     "$regex": "patterns are not matched; use $substring for a part of a value, or mode='lexical' for words",
-    "$text": "for words in texts, search with mode='lexical'",
+    "$text": "for words in texts, search with mode='lexical'; for words in order, use {'text': {'$phrase': …}}",
     "$nor": "use $not with $or",
     "$between": "use $gte and $lte together",
     "$any": "for a list that has any of several values, use $in",
@@ -314,6 +331,7 @@ _ABSENT = {
 }
 """Operators of other systems, and what to use here."""
 _ABSENT |= dict.fromkeys(("$like", "$match"), _ABSENT["$regex"])
+_ABSENT |= dict.fromkeys(("$match_phrase", "$matchphrase"), "use $phrase, with $slop")
 _ABSENT |= dict.fromkeys(("$elemmatch", "$containsany", "$contains_any"), _ABSENT["$any"])
 _ABSENT |= dict.fromkeys(("$array_contains",), _ABSENT["$has"])
 _ABSENT |= dict.fromkeys(("$containsall", "$contains_all"), "use $all")

@@ -36,18 +36,26 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
-from typing import Final
+from typing import Final, Literal
 
 import regex
 
-from scannery.indexer.lexical.words import MAX_WORD_CHARACTERS, code_words, normalised, word_places, words_of
-from scannery.indexer.spec.spec import LexicalSpec
+from scannery.indexer.lexical.words import (
+    MAX_WORD_CHARACTERS,
+    code_words,
+    normalised,
+    numbered_words,
+    word_places,
+    words_of,
+)
+from scannery.indexer.spec.spec import Language, LexicalSpec
 
 __all__ = [
     "ANALYSER_VERSION",
     "MAX_PARTS",
     "Analyser",
     "CompoundSplitter",
+    "analyser_of",
     "chosen_parts",
     "costs_of",
     "stem_of",
@@ -241,6 +249,20 @@ class Analyser:
         yield from self._located(word_places(text, self._version))
         yield from self._code_places(text)
 
+    def numbered_words(self, text: str) -> tuple[Sequence[str], Sequence[int]]:
+        """Return the words of a text, stop words and words of code included, and the position of each."""
+        return numbered_words(text, self._version)
+
+    def stems_of(self, word: str) -> tuple[str, ...]:
+        """Return the terms that stand for a whole word, one of `numbered_words`: any of them; of a stop word, too."""
+        return self._stems(word, self._of_thread().stem)
+
+    def terms_of(self, word: str) -> tuple[str, ...]:
+        """Return the terms of a word, one of `numbered_words`, those of its parts included; none for a stop word."""
+        state = self._of_thread()
+        terms = state.cache.get(word)
+        return self._kept_terms(word, state) if terms is None else terms
+
     def _additional(self, text: str) -> list[str]:
         return [term for terms, _, _ in self._code_places(text) for term in terms]
 
@@ -346,3 +368,22 @@ def _costs(language: str, lines: tuple[str, ...], version: int) -> Mapping[str, 
         return {}
     # A list that a user wrote can have capitals.
     return costs_of([" ".join(words_of(line, version)) for line in lines], stem_of(language))
+
+
+def analyser_of(spec: LexicalSpec) -> Analyser:
+    """Return the analyser of an index, the same for equal specs."""
+    return _analyser(spec.language, tuple(spec.stop_words), spec.analyser, spec.compound_parts)
+
+
+@lru_cache(maxsize=64)
+def _analyser(
+    language: Language,
+    stop_words: tuple[str, ...],
+    version: Literal[1, 2, 3, 4] | None,
+    parts: tuple[str, ...],
+) -> Analyser:
+    """Return the analyser of an index; kept, since it remembers stems."""
+    spec = LexicalSpec(
+        language=language, stop_words=list(stop_words), analyser=version, compounds=list(parts)
+    )
+    return Analyser(spec)

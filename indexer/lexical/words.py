@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -29,6 +30,7 @@ __all__ = [
     "WORD",
     "code_words",
     "normalised",
+    "numbered_words",
     "word_places",
     "words_of",
 ]
@@ -305,3 +307,52 @@ def _place_pairs(parts: Sequence[str], sizes: Iterable[int]) -> Iterator[WordSpa
         yield parts[0], 0, edges[1]
     for i in range(len(parts) - 1):
         yield (parts[i] + parts[i + 1])[:MAX_WORD_CHARACTERS], edges[i], edges[i + 2]
+
+
+def numbered_words(text: str, version: int) -> tuple[Sequence[str], Sequence[int]]:
+    """Return the words of a text and of its code, and the number of each in the order of the text, from 0.
+
+    Pairs of characters of scripts without spaces are numbered by their first character. A word of code has the number
+    of the first word that it has in it or is part of; signs without a word, as emoji, have their own.
+    """
+    code = sorted(code_words(text), key=lambda span: (span[1], -span[2])) if version > 3 else []
+    aligned = _aligned(text, version) if code and not text.isascii() else None
+    plain = normalised(text, version) if aligned is None else aligned[0]
+    pattern, runs = _patterns(plain, version)
+    if not code and runs is None:
+        words = [word[:MAX_WORD_CHARACTERS] for word in pattern.findall(plain)]
+        return words, range(len(words))
+    located = sorted(_located_words(plain, version), key=lambda span: span[1:])
+    anchors = [start for _, start, _ in located]
+    anchors += _anchors_of_code(located, code if aligned is None else _in_plain(code, aligned[1]))
+    numbers = {anchor: number for number, anchor in enumerate(sorted(set(anchors)))}
+    words = [word for word, _, _ in located]
+    words += [normalised(word, version)[:MAX_WORD_CHARACTERS] for word, _, _ in code]
+    return words, [numbers[anchor] for anchor in anchors]
+
+
+def _anchors_of_code(located: Sequence[WordSpan], code: Sequence[WordSpan]) -> Iterator[int]:
+    """Yield for each word of code where the word begins whose number it has: the first one that it overlaps."""
+    ends = [end for _, _, end in located]
+    sign, signs_end = 0, 0
+    for _, start, end in code:
+        first = bisect_right(ends, start)
+        if first < len(located) and located[first][1] < end:
+            yield located[first][1]
+            continue
+        if start >= signs_end:
+            sign, signs_end = start, end  # pictures of a joined emoji follow, which overlap it
+        yield sign
+
+
+def _in_plain(code: Iterable[WordSpan], piece_starts: Sequence[int]) -> list[WordSpan]:
+    """Return words of code with their places in the normalised text, of whose characters the pieces begin there."""
+    return [
+        (word, _piece_at(start, piece_starts), bisect_left(piece_starts, end)) for word, start, end in code
+    ]
+
+
+def _piece_at(position: int, piece_starts: Sequence[int]) -> int:
+    """Return the first character in the normalised text of the piece that a character of the text is in."""
+    last = bisect_right(piece_starts, position) - 1
+    return bisect_left(piece_starts, piece_starts[last]) if last >= 0 else 0

@@ -211,11 +211,15 @@ class Segment:
         ids: list[str] = self.take(rows, ["id"]).column(0).to_pylist()
         return ids
 
+    def searched_fields(self, rows: Sequence[int] | np.ndarray) -> list[list[str]]:
+        """Return the title and the text of each row, those that it has; of transcripts only the spoken text."""
+        columns = [name for name in SEARCHED_COLUMNS if name in self.table.column_names]
+        titles, texts = (column.to_pylist() for column in searched_text(self.take(rows, columns)).columns)
+        return [[field for field in fields if field] for fields in zip(titles, texts, strict=True)]
+
     def searched_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return title and text of each row, for transcripts only the spoken text; "" if a row has neither."""
-        columns = [name for name in SEARCHED_COLUMNS if name in self.table.column_names]
-        points = searched_text(self.take(rows, columns)).to_pylist()
-        return ["\n".join(part for part in (point["title"], point["text"]) if part) for point in points]
+        return list(map("\n".join, self.searched_fields(rows)))
 
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the vectors of some rows as they were given, float32 `(len(rows), D)`."""

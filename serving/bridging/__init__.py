@@ -9,6 +9,7 @@ from scannery.serving import limits
 from scannery.serving.bridging.api import Bridge, HttpApi, HttpCall, HttpHead, Plugin, RefusedError
 from scannery.serving.bridging.engine import Engine
 from scannery.serving.bridging.host import Host, Inside
+from scannery.serving.request.phrases import without_quotes
 from scannery.serving.request.query import check_count, check_text
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT, Principal, Scope, current_principal
@@ -36,4 +37,5 @@ __all__ = [
     "limits",
     "status_for_callers",
     "waiting",
+    "without_quotes",
 ]

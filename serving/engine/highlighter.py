@@ -34,12 +34,19 @@ import regex
 
 from scannery.embed.text.language import MOST_CHARS, UNKNOWN, function_words, language_of
 from scannery.embed.text.sentences import Sentence, sentences_of
-from scannery.indexer import Analyser, CorpusStatistics, Language, LexicalSpec, Manifest, unit_length
+from scannery.indexer import (
+    Analyser,
+    CorpusStatistics,
+    Language,
+    LexicalSpec,
+    Manifest,
+    analyser_of,
+    unit_length,
+)
 from scannery.runtime.errors import EncoderUnavailableError, EncoderUnreachableError, InvalidRequestError
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.hydrator import WrittenHits
-from scannery.serving.engine.lexical import analyser_of
 from scannery.serving.engine.query_vectors import members_of, query_for, query_vectors
 from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.segment_search import QueryBatch

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from scannery.indexer import (
     Analyser,
     CorpusStatistics,
-    Language,
     LexicalSpec,
     Manifest,
     Postings,
     Segment,
+    analyser_of,
     corpus_statistics,
     score_rows,
     score_sparse,
@@ -38,7 +37,6 @@ __all__ = [
     "QueryTerms",
     "WeightedTerms",
     "Words",
-    "analyser_of",
     "check_sparse",
     "postings_of",
     "query_words",
@@ -205,25 +203,6 @@ def postings_of(snapshot: Snapshot, mode: str) -> list[Postings]:
             field="mode",
         )
     return postings
-
-
-def analyser_of(spec: LexicalSpec) -> Analyser:
-    """Return the analyser of an index, the same for equal specs."""
-    return _analyser(spec.language, tuple(spec.stop_words), spec.analyser, spec.compound_parts)
-
-
-@lru_cache(maxsize=64)
-def _analyser(
-    language: Language,
-    stop_words: tuple[str, ...],
-    version: Literal[1, 2, 3, 4] | None,
-    parts: tuple[str, ...],
-) -> Analyser:
-    """Return the analyser of an index; kept, since it remembers stems."""
-    spec = LexicalSpec(
-        language=language, stop_words=list(stop_words), analyser=version, compounds=list(parts)
-    )
-    return Analyser(spec)
 
 
 def _weighted_terms(

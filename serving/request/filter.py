@@ -20,6 +20,8 @@ request: names of declared attributes never begin with "_".
 Conditions on places: `$geo_radius` and `$geo_box`.
 
 Conditions on lists and on strings: `$contains`, `$all`, `$prefix`, `$substring` and these without regard to case.
+
+A condition on words: `$phrase`, on the titles and texts of an index with words.
 """
 
 from __future__ import annotations
@@ -33,20 +35,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from scannery.indexer import AttributeType, IndexSpec, InvalidRecordError, attribute_value
+from scannery.indexer import (
+    AttributeType,
+    IndexSpec,
+    InvalidRecordError,
+    LexicalSpec,
+    Phrase,
+    analyser_of,
+    attribute_value,
+)
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, MAX_DEPTH, MAX_NAME_BYTES
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
 from scannery.serving.limits import (
     MAX_FILTER_CONDITIONS,
     MAX_FILTER_DEPTH,
     MAX_FILTER_PARTS,
     MAX_FILTER_VALUES,
     MAX_GEO_RADIUS_M,
+    MAX_PHRASE_SLOP,
+    MAX_QUERY_TEXT_BYTES,
 )
 from scannery.v1 import types_pb2 as pb
 
 __all__ = [
     "FIXED_FIELDS",
+    "TEXT_FIELD",
     "AllOf",
     "AnyOf",
     "Area",
@@ -58,6 +71,7 @@ __all__ = [
     "Exists",
     "GeoWithin",
     "HasAll",
+    "HasPhrase",
     "IsIn",
     "MatchOperator",
     "Node",
@@ -276,6 +290,59 @@ def parse_match(message: pb.Condition, name: str, kind: FieldKind, path: str) ->
     return StringMatch(name, operator, text.casefold() if operator.startswith("i") else text)
 
 
+TEXT_FIELD = "text"
+"""Field of conditions on words: titles and texts. No attribute is declared by this name, which a column has."""
+
+
+@dataclass(frozen=True, slots=True)
+class HasPhrase:
+    """The title or the text has a phrase."""
+
+    field: str
+    """TEXT_FIELD."""
+    phrase: Phrase
+
+
+def parse_phrase(message: pb.Condition, lexical: LexicalSpec | None, path: str) -> HasPhrase:
+    """Return a condition of OPERATOR_PHRASE.
+
+    Args:
+        message: the condition.
+        lexical: how the words of the index are analysed; None: it has none.
+        path: where the condition is in the request, for errors.
+
+    Raises:
+        InvalidRequestError: the field is another one, or a value does not fit.
+        LexicalUnavailableError: the index has no words.
+
+    """
+    if message.field != TEXT_FIELD:
+        what = f"is for the field `{TEXT_FIELD}`, the words of titles and texts, got {message.field!r:.80}"
+        raise InvalidRequestError.at(path, what)
+    if lexical is None:
+        raise LexicalUnavailableError(
+            f"{path}: the index has no words; build it with `lexical: true`", field=path
+        )
+    if not 1 <= len(message.values) <= 2:
+        raise InvalidRequestError.at(
+            path, f"needs a string, and at most a slop, got {len(message.values)} values"
+        )
+    text, *slops = message.values
+    if text.WhichOneof("kind") != "string_value":
+        raise InvalidRequestError.at(path, f"must be a string, got {_shown(text)}")
+    size = len(text.string_value.encode())
+    if size > MAX_QUERY_TEXT_BYTES:
+        raise InvalidRequestError.at(path, f"must have at most {MAX_QUERY_TEXT_BYTES} bytes, got {size}")
+    for each in slops:
+        if each.WhichOneof("kind") != "int_value" or not 0 <= each.int_value <= MAX_PHRASE_SLOP:
+            what = f"must be an integer from 0 to {MAX_PHRASE_SLOP}, got {_shown(each)}"
+            raise InvalidRequestError.at(f"{path.removesuffix('.$phrase')}.$slop", what)
+    phrase = Phrase.of(analyser_of(lexical), text.string_value, sum(each.int_value for each in slops))
+    if phrase is None:
+        raise InvalidRequestError.at(path, f"has no word that is indexed: {_shown(text)}")
+    return HasPhrase(TEXT_FIELD, phrase)
+
+
 class Truth(enum.Enum):
     """A boolean with which a dynamic attribute is compared. True equals 1, and filters by them are not the same."""
 
@@ -338,7 +405,7 @@ class AnyOf:
     parts: tuple[Node, ...]
 
 
-Condition: TypeAlias = Compare | IsIn | HasAll | StringMatch | GeoWithin | Exists | Empty
+Condition: TypeAlias = Compare | IsIn | HasAll | StringMatch | HasPhrase | GeoWithin | Exists | Empty
 """Condition of one field."""
 Node: TypeAlias = Condition | Not | AllOf | AnyOf
 """Immutable and hashable: the key of the filter cache."""
@@ -356,6 +423,8 @@ def size_of(node: Node) -> int:
             return node_bytes + sys.getsizeof(values) + sum(map(sys.getsizeof, values))
         case Compare(_, _, value) | StringMatch(_, _, value):
             return node_bytes + sys.getsizeof(value)
+        case HasPhrase(_, phrase):
+            node_bytes += phrase.size_bytes
         case GeoWithin(_, area):
             return node_bytes + sys.getsizeof(area) + 4 * sys.getsizeof(0.0)
     return node_bytes
@@ -394,15 +463,18 @@ def parse_filter(message: pb.Filter, spec: IndexSpec, *, path: str = "where") ->
         InvalidRequestError: an unknown field, a value of the wrong type, or an exceeded limit; names the path.
 
     """
-    parser = _Parser({**FIXED_FIELDS, **spec.attributes}, dynamic=spec.dynamic)
+    parser = _Parser({**FIXED_FIELDS, **spec.attributes}, spec.lexical, dynamic=spec.dynamic)
     return parser.node(message, path, 1)
 
 
 class _Parser:
     """Walks over one filter and counts its parts: the limits apply to the filter as a whole."""
 
-    def __init__(self, fields: Mapping[str, AttributeType], *, dynamic: bool) -> None:
+    def __init__(
+        self, fields: Mapping[str, AttributeType], lexical: LexicalSpec | None, *, dynamic: bool
+    ) -> None:
         self._fields = fields
+        self._lexical = lexical
         self._dynamic = dynamic
         self._parts = 0
         self._conditions = 0
@@ -444,8 +516,10 @@ class _Parser:
         self._values += len(message.values)
         _check_limit(self._conditions, MAX_FILTER_CONDITIONS, path, "conditions")
         _check_limit(self._values, MAX_FILTER_VALUES, path, _VALUES)
-        name, kind = self._field(message.field, path)
         here = _condition_path(message, path)
+        if message.operator == pb.OPERATOR_PHRASE:
+            return parse_phrase(message, self._lexical, here)
+        name, kind = self._field(message.field, path)
         if message.operator == pb.OPERATOR_EXISTS:
             return _has(Exists(name), message, here)
         if message.operator == pb.OPERATOR_EMPTY:

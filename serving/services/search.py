@@ -26,8 +26,9 @@ from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.search import PreparedQuery, answers_of, explanation, search
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch, QueryPaths
 from scannery.serving.engine.wire_fields import framed
-from scannery.serving.request.filter import Node
+from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.request.options import WIRE_MODES, CostClass, Options, parse_fields
+from scannery.serving.request.phrases import each_with_phrases, may_have_phrases, with_phrases
 from scannery.serving.request.query import (
     ByText,
     ByVector,
@@ -62,6 +63,7 @@ from scannery.serving.snapshot.snapshot import MAX_PARSED_BYTES, Snapshot
 from scannery.serving.status import status_for_callers
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import index_pb2, search_pb2
+from scannery.v1.types_pb2 import Filter
 
 __all__ = [
     "MAX_COALESCED",
@@ -161,7 +163,8 @@ class Service(MethodRegistry):
 
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         def answer_of(view: View) -> bytes:
-            query = _prepared(view.snapshot, request, stats, view.rows(request, None))
+            unquoted = _unquoted(view, request)
+            query = _prepared(view.snapshot, unquoted, stats, view.rows(unquoted, None))
             answer, coverage = self.answer(query, deadline), view.coverage()
             if coverage is None:
                 return answer
@@ -189,6 +192,9 @@ class Service(MethodRegistry):
             return None
         # Parsing a large filter takes longer than the search. Whoever sends one sends little else.
         if request.options.HasField("where") and request.options.ByteSize() > MAX_PARSED_BYTES:
+            return None
+        # Rows may have to be read for a phrase, which the event loop must not wait for.
+        if may_have_phrases(request.query):
             return None
         return _prepared(snapshot, request, stats)
 
@@ -232,6 +238,9 @@ class Service(MethodRegistry):
         snapshot = view.snapshot
         parsed = snapshot.parsed(request.options)
         options = parsed.options
+        request = each_with_phrases(
+            request, snapshot.manifest.spec, options, partial(_has_rows, view, request.index)
+        )
         queries = parse_queries(request, snapshot.manifest, options)
         filters = parse_filters(request, snapshot.manifest, parsed.where, len(queries))
         deadline.check()
@@ -288,6 +297,20 @@ class Service(MethodRegistry):
             )
 
         return self._shards.read(request.index, request.min_sequence, deadline, answer_of)
+
+
+def _unquoted(view: View, request: search_pb2.SearchRequest) -> search_pb2.SearchRequest:
+    """Return a search whose filter has the phrases of its query."""
+    if not may_have_phrases(request.query):
+        return request
+    spec, options = view.snapshot.manifest.spec, view.snapshot.parsed(request.options).options
+    return with_phrases(request, spec, options, partial(_has_rows, view, request.index))
+
+
+def _has_rows(view: View, index: str, where: Filter) -> bool:
+    """Return whether a filter allows any row."""
+    node = parse_filter(where, view.snapshot.manifest.spec)
+    return view.count(search_pb2.CountRequest(index=index, where=where), node) > 0
 
 
 def _prepared(

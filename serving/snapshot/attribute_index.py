@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import assert_never
 
+from scannery.indexer import Phrase
 from scannery.serving.request.filter import Area, MatchOperator
 
 __all__ = [
@@ -184,6 +185,10 @@ class Field:
 
     def within(self, area: Area) -> np.ndarray:
         """Return the rows that have a place in an area."""
+        return NO_ROWS
+
+    def with_phrase(self, phrase: Phrase) -> np.ndarray:
+        """Return the rows that have a phrase."""
         return NO_ROWS
 
     def exists(self) -> np.ndarray:

@@ -19,6 +19,7 @@ from scannery.indexer import FEW_ROWS, AllowedRows, Segment, id_hashes
 from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.retry import Deadline
 from scannery.serving.request.filter import (
+    TEXT_FIELD,
     AllOf,
     AnyOf,
     Compare,
@@ -26,6 +27,7 @@ from scannery.serving.request.filter import (
     Exists,
     GeoWithin,
     HasAll,
+    HasPhrase,
     IsIn,
     MatchOperator,
     Node,
@@ -37,6 +39,7 @@ from scannery.serving.request.filter import (
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field, Operator, ValueRuns
 from scannery.serving.snapshot.dynamic_index import DynamicField
 from scannery.serving.snapshot.geo_index import GeoIndex
+from scannery.serving.snapshot.text_field import TextField, rows_with_phrase
 
 __all__ = ["FilterCache", "evaluate", "matching_rows"]
 
@@ -95,18 +98,21 @@ def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray
 
 def matching_rows(node: Node, field: Callable[[str], Field]) -> np.ndarray | None:
     """Return the rows that match a condition, as of `Field`; None: a mask of them is what is known, by `evaluate`."""
+    rows = None
     match node:
         case Compare(name, operator, value):
-            return field(name).compare(operator, value)
+            rows = field(name).compare(operator, value)
         case IsIn(name, values):
-            return field(name).among(values)
+            rows = field(name).among(values)
         case HasAll(name, values):
-            return field(name).has_all(values)
+            rows = field(name).has_all(values)
         case StringMatch(name, kind, text):
-            return field(name).matches(kind, text)
+            rows = field(name).matches(kind, text)
+        case HasPhrase(name, phrase):
+            rows = field(name).with_phrase(phrase)
         case GeoWithin(name, area):
-            return field(name).within(area)
-    return None
+            rows = field(name).within(area)
+    return rows
 
 
 def _mask(rows_R: np.ndarray, rows: int) -> np.ndarray:
@@ -206,7 +212,10 @@ class FilterCache:
                 used[name] = self.field(segment, name, deadline)
             return used[name]
 
-        rows = matching_rows(node, field)
+        if isinstance(node, HasPhrase):
+            rows: np.ndarray | None = rows_with_phrase(segment, node.phrase, (deadline or NEVER).check)
+        else:
+            rows = matching_rows(node, field)
         if rows is None:
             allowed = evaluate(node, field, segment.rows)
         elif len(rows) <= few:
@@ -236,6 +245,12 @@ class FilterCache:
             DeadlineError: the deadline passed.
 
         """
+        if name == TEXT_FIELD:
+            # Kept for itself, whatever filter it is part of: its rows have been read.
+            return TextField(
+                segment.rows,
+                lambda phrase: self.allowed(segment, HasPhrase(name, phrase), deadline=deadline).rows,
+            )
         indexed = partial(self._indexed, segment, name, deadline or NEVER)
         return IdField(segment, indexed) if name == "id" else indexed()
 

@@ -22,7 +22,7 @@ from scannery.client import Hit, Hits
 from scannery.runtime.errors import CodedError
 from scannery.serving import Server
 from tests.data import ROOT
-from tests.served import serving
+from tests.served import make_text_store, serving
 
 VECTOR = json.dumps([1.0] * 16)
 
@@ -61,6 +61,19 @@ def test_store_and_target_give_the_same_hits(
 def test_text_is_asked_with_words(capsys: pytest.CaptureFixture[str], texts: Path) -> None:
     answer = in_json(capsys, "search", "how do eruptions happen", "-i", "texts", "-s", str(texts), "-k", "1")
     assert answer["hits"][0]["id"] == "volcano"
+
+
+@pytest.mark.system
+def test_phrases_are_asked_in_quotes_and_in_filters(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = make_text_store(tmp_path, lexical=True)
+    asked = ("search", "-i", "texts", "-s", str(store), "--mode", "lexical")
+    answer = in_json(capsys, *asked, 'the "game is over" moves')
+    assert [hit["id"] for hit in answer["hits"]] == ["chess"]
+    where = json.dumps({"text": {"$phrase": "dough overnight", "$slop": 3}})
+    answer = in_json(capsys, *asked, "the", "--where", where)
+    assert [hit["id"] for hit in answer["hits"]] == ["bread"]
 
 
 def test_plain_output_has_everything_and_cuts_nothing(

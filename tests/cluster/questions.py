@@ -127,6 +127,8 @@ def any_options(chosen: random.Random) -> SearchOptions:
 def any_query(chosen: random.Random, options: SearchOptions) -> Query:
     """Return a query that has what the mode of the options needs."""
     words = " ".join(chosen.choices(WORDS, k=chosen.randrange(1, 5)))
+    if chosen.random() < 0.2:
+        words = f'"{words}"~{chosen.randrange(3)} {chosen.choice(WORDS)}'
     if options.mode == Mode.MODE_LEXICAL:
         return Query(words=words) if chosen.random() < 0.8 else Query(id=any_id(chosen))
     query = any_dense(chosen, options)
@@ -186,6 +188,8 @@ _CONDITIONS: list[tuple[str, str, list[Any]]] = [
     ("document_id", "IN", ["doc1", "doc2", "doc3", "none"]),
     ("id", "LTE", ["d3"]),
     ("show", "EQ", ["none has it"]),
+    ("text", "PHRASE", ["deep river"]),
+    ("text", "PHRASE", ["naive search", 2]),
 ]
 
 

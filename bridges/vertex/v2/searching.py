@@ -29,10 +29,10 @@ from scannery.bridges.vertex.v2.data_objects.messages import (
 from scannery.bridges.vertex.v2.embedding import Plan, planned, query_vector
 from scannery.bridges.vertex.v2.filters import parsed_filter
 from scannery.bridges.vertex.v2.values import TextTemplate, attribute_name, searched_text
+from scannery.indexer import analyser_of
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError, UnsupportedError
-from scannery.serving.bridging import check_text
+from scannery.serving.bridging import check_text, without_quotes
 from scannery.serving.engine.hybrid import RANK_CONSTANT
-from scannery.serving.engine.lexical import analyser_of
 from scannery.v1 import search_pb2, types_pb2
 from scannery.vertex.v2 import search_pb2 as pb
 
@@ -295,7 +295,7 @@ class Searcher:
         count: int,
     ) -> Iterator[ScoredObject]:
         """Yield the data objects with words of the query in any field, best first."""
-        request.query.text, request.options.mode = search.text, search_pb2.MODE_LEXICAL
+        request.query.text, request.options.mode = without_quotes(search.text), search_pb2.MODE_LEXICAL
         seen = 0
         while seen < MAX_SEEN:
             request.options.offset = seen

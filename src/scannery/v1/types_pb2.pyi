@@ -70,6 +70,11 @@ class _OperatorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operator.Val
     """The same without regard to case (Unicode case folding)."""
     OPERATOR_EMPTY: _Operator.ValueType  # 19
     """Whether there is no value (true) or there is one (false): the attribute is not set, or is a list without values."""
+    OPERATOR_PHRASE: _Operator.ValueType  # 20
+    """The title or the text has the words of a phrase in order, next to each other: a string, and optionally how many other words
+    may stand between them in all (int, 0 to 100; default 0). The field is `text`, for the words of both. Words are those of the
+    index's analyser: other forms of a word match, too. For indexes with words.
+    """
 
 class Operator(_Operator, metaclass=_OperatorEnumTypeWrapper):
     """Comparison of a condition."""
@@ -109,6 +114,11 @@ OPERATOR_ISUBSTRING: Operator.ValueType  # 18
 """The same without regard to case (Unicode case folding)."""
 OPERATOR_EMPTY: Operator.ValueType  # 19
 """Whether there is no value (true) or there is one (false): the attribute is not set, or is a list without values."""
+OPERATOR_PHRASE: Operator.ValueType  # 20
+"""The title or the text has the words of a phrase in order, next to each other: a string, and optionally how many other words
+may stand between them in all (int, 0 to 100; default 0). The field is `text`, for the words of both. Words are those of the
+index's analyser: other forms of a word match, too. For indexes with words.
+"""
 Global___Operator: _TypeAlias = Operator  # noqa: Y015
 
 @_typing.final
@@ -518,7 +528,7 @@ Global___Datapoint: _TypeAlias = Datapoint  # noqa: Y015
 
 @_typing.final
 class Condition(_message.Message):
-    """Comparison of a field with values. The field is an attribute, `id` or `document_id`.
+    """Comparison of a field with values. The field is an attribute, `id` or `document_id`; of PHRASE it is `text`.
     A string_list attribute matches if any of its elements does; NE and NIN match if none does.
     A row without the attribute matches only NE, NIN, EXISTS false and EMPTY true.
     """
@@ -536,7 +546,7 @@ class Condition(_message.Message):
     """Required."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___Value]:
-        """Required. One value; for IN, NIN and ALL 1 to 4096; for EXISTS and EMPTY one bool; for GEO_RADIUS and GEO_BOX two. The type must fit the
+        """Required. One value; for IN, NIN and ALL 1 to 4096; for EXISTS and EMPTY one bool; for GEO_RADIUS and GEO_BOX two; for PHRASE one or two. The type must fit the
         attribute; a dynamic attribute takes any type, and values of other types do not match. Null equals "not set".
         """
 

@@ -43,6 +43,7 @@ def nested(depth: int) -> dict[str, Any]:
     ({"tags": {"$iprefix": 3}}, "where.tags.$iprefix", "must be a string, got int_value: 3"),
     ({"year": {"$substring": "20"}}, "where.year.$substring", "is for strings"),
     ({"tags": {"$isubstring": 3}}, "where.tags.$isubstring", "must be a string"),
+    ({"show": {"$phrase": "a b"}}, "where.show.$phrase", "is for the field `text`"),
     ({"live": {"$ieq": "TRUE"}}, "where.live.$ieq", "is for strings"),
     ({"show": {"$geo_radius": {"lat": 1, "lon": 2, "radius_m": 3}}}, "where.show.$geo_radius", "is for places"),
     ({"published": "yesterday"}, "where.published", "must be a timestamp"),

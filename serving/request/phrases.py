@@ -1,0 +1,167 @@
+"""Phrases in quotes in the texts of queries: a query with phrases is one without quotes that has a filter of its own.
+
+`volcano "plate boundary"` is the query `volcano plate boundary` among the rows that have the phrase, and `"…"~2` lets
+two other words stand between those of the phrase. Quotes count where words are searched: in modes lexical and hybrid,
+in a text or in `words`. Requests are changed before they are parsed, so that phrases go the way of filters, also to
+leaves.
+
+Questions quote names that texts spell otherwise, and pasted texts quote anything: phrases that no row has together, and
+quotes in a text of more than MAX_PHRASED_WORDS words, select nothing (docs/benchmarks/lexical.md has the figures).
+
+A quote opens a phrase before a character that is no space, and not inside or at the end of a word: `5" pipe` has none,
+nor has `צה"ל`. Words of scripts without spaces, and Korean ones with their particles, touch quotes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import regex
+
+from scannery.indexer import IndexSpec, LexicalSpec, Phrase, analyser_of
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.limits import MAX_PHRASE_SLOP, MAX_PHRASED_WORDS
+from scannery.serving.request.filter import TEXT_FIELD
+from scannery.serving.request.options import Options
+from scannery.v1 import search_pb2 as pb
+from scannery.v1.types_pb2 import OPERATOR_PHRASE, Condition, Filter, FilterList, Value
+
+__all__ = ["each_with_phrases", "may_have_phrases", "with_phrases", "without_quotes"]
+
+HasRows: TypeAlias = Callable[[Filter], bool]
+"""Function that returns whether a filter allows any row of the index."""
+
+_UNSPACED = (
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u3005-\u3007\u30fc]"
+)
+_SPACED = rf"[\w--{_UNSPACED}]"
+_QUOTED = regex.compile(
+    rf"(?V1)(?:(?<!{_SPACED})\"(?=\S)(?P<text>[^\"]+)(?<=\S)\"(?!{_SPACED})"
+    rf"|“(?P<text>[^“”]+)”|„(?P<text>[^„“”]+)[“”])(?:~(?P<slop>\d{{1,9}})(?!\w))?"
+)
+_QUOTES = '"“„'
+_SIGNS = dict.fromkeys(map(ord, _QUOTES), "”")
+
+
+def may_have_phrases(query: pb.Query) -> bool:
+    """Return whether a query has quotes, as few have."""
+    text = query.words or query.text
+    return any(quote in text for quote in _QUOTES)
+
+
+def without_quotes(text: str) -> str:
+    """Return a text with a sign that opens no phrase in place of those that do: for APIs in which quotes are signs."""
+    return text.translate(_SIGNS)
+
+
+def with_phrases(
+    request: pb.SearchRequest, spec: IndexSpec, options: Options, has_rows: HasRows
+) -> pb.SearchRequest:
+    """Return a search whose query has no phrases in quotes, and whose filter has them; most are returned as they are.
+
+    Args:
+        request: the search.
+        spec: of the index.
+        options: of the search.
+        has_rows: tells whether any row has the phrases of a query.
+
+    Raises:
+        InvalidRequestError: the slop of a phrase is too large.
+
+    """
+    query, phrases = _unquoted(request.query, "query", spec.lexical, options)
+    if query is request.query:
+        return request
+    changed = pb.SearchRequest(index=request.index, query=query, options=request.options)
+    if has_rows(phrases):
+        where = [request.options.where] if request.options.HasField("where") else []
+        changed.options.where.CopyFrom(_all_of([*where, phrases]))
+    return changed
+
+
+def each_with_phrases(
+    request: pb.SearchManyRequest, spec: IndexSpec, options: Options, has_rows: HasRows
+) -> pb.SearchManyRequest:
+    """Return a batch whose queries have no phrases in quotes, and whose filters have them; as `with_phrases`."""
+    if not any(map(may_have_phrases, request.queries)):
+        return request
+    unquoted = [
+        _unquoted(query, f"queries[{i}]", spec.lexical, options) for i, query in enumerate(request.queries)
+    ]
+    where_each = request.where_each or [Filter()] * len(unquoted)
+    if len(where_each) != len(unquoted):
+        return request  # is refused
+    changed = pb.SearchManyRequest(
+        index=request.index, queries=[query for query, _ in unquoted], options=request.options
+    )
+    for where, (_, phrases) in zip(where_each, unquoted, strict=True):
+        if phrases.WhichOneof("kind") is None or not has_rows(phrases):
+            changed.where_each.append(where)
+        elif where.WhichOneof("kind") is None:
+            changed.where_each.append(phrases)
+        else:
+            changed.where_each.append(_all_of([where, phrases]))
+    return changed
+
+
+def _unquoted(
+    query: pb.Query, path: str, lexical: LexicalSpec | None, options: Options
+) -> tuple[pb.Query, Filter]:
+    """Return a query without the signs of its phrases, and the filter by these: the same query if it has none."""
+    if lexical is None or not may_have_phrases(query) or not _is_by_words(query, options):
+        return query, Filter()
+    text = query.words or query.text
+    if len(text.split()) > MAX_PHRASED_WORDS:
+        return query, Filter()
+    plain, filters = _without_quotes(text, lexical)
+    if not filters:
+        return query, Filter()
+    slop = max(each.condition.values[1].int_value for each in filters)
+    if slop > MAX_PHRASE_SLOP:
+        what = f"the slop of a phrase must be 0 to {MAX_PHRASE_SLOP}, got ~{slop}"
+        raise InvalidRequestError.at(path, what)
+    changed = pb.Query()
+    changed.CopyFrom(query)
+    if query.words:
+        changed.words = plain
+    else:
+        changed.text = plain
+    return changed, _all_of(filters)
+
+
+def _is_by_words(query: pb.Query, options: Options) -> bool:
+    """Return whether the words of a query by text are searched."""
+    if query.HasField("sparse_vector"):
+        return False
+    if query.words:
+        return bool(options.by_mode) or options.mode != "dense"
+    return options.by_text.mode != "dense"
+
+
+def _without_quotes(text: str, lexical: LexicalSpec) -> tuple[str, list[Filter]]:
+    """Return a text without the signs of its phrases, and a condition for each."""
+    parts, filters, end = [], [], 0
+    for match, phrase in _phrases(text, lexical):
+        parts += [text[end : match.start()], match["text"]]
+        end = match.end()
+        filters.append(_condition(match["text"], phrase))
+    return "".join([*parts, text[end:]]), filters
+
+
+def _phrases(text: str, lexical: LexicalSpec) -> Iterator[tuple[regex.Match[str], Phrase]]:
+    """Yield where a text has phrases; quotes around signs, or stop words alone, are plain characters."""
+    analyser = analyser_of(lexical)
+    for match in _QUOTED.finditer(text):
+        phrase = Phrase.of(analyser, match["text"], int(match["slop"] or 0))
+        if phrase is not None:
+            yield match, phrase
+
+
+def _condition(text: str, phrase: Phrase) -> Filter:
+    values = [Value(string_value=text), Value(int_value=phrase.slop)]
+    return Filter(condition=Condition(field=TEXT_FIELD, operator=OPERATOR_PHRASE, values=values))
+
+
+def _all_of(filters: Sequence[Filter]) -> Filter:
+    return filters[0] if len(filters) == 1 else Filter(all_of=FilterList(filters=filters))

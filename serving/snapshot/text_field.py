@@ -1,0 +1,86 @@
+"""The words of the titles and texts of a segment, as filters see them.
+
+Shapes: N rows of the segment, P rows that have a term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from scannery.indexer import Phrase, PhraseFinder, Postings, Segment
+from scannery.runtime.errors import LexicalUnavailableError
+from scannery.serving.snapshot.attribute_index import NO_ROWS, Field, common_rows
+
+__all__ = ["TextField", "rows_with_phrase"]
+
+BATCH_ROWS = 512
+"""Rows read between two checks of the deadline, some 50 ms of work."""
+
+
+class TextField(Field):
+    """The titles and texts of a segment: which rows have a phrase in one of these."""
+
+    def __init__(self, rows: int, with_phrase: Callable[[Phrase], np.ndarray]) -> None:
+        """Keep both.
+
+        Args:
+            rows: N.
+            with_phrase: returns the rows that have a phrase.
+
+        """
+        super().__init__(rows)
+        self._with_phrase = with_phrase
+
+    def with_phrase(self, phrase: Phrase) -> np.ndarray:
+        """As `Field.with_phrase`."""
+        return self._with_phrase(phrase)
+
+
+def rows_with_phrase(segment: Segment, phrase: Phrase, check: Callable[[], None]) -> np.ndarray:
+    """Return the rows of a segment that have a phrase, int32 or int64, ascending.
+
+    Those that have all of its words are looked up in the postings. Where it has several, titles and texts are read.
+
+    Args:
+        segment: the segment.
+        phrase: read by the analyser of the index.
+        check: raises once the time of the request has passed.
+
+    Raises:
+        LexicalUnavailableError: the segment has no words.
+
+    """
+    postings = segment.postings
+    if postings is None:
+        raise LexicalUnavailableError(
+            "where: $phrase needs words, without which this index was built or is served (--cold); build it again, or "
+            "serve it without --cold",
+            field="where",
+        )
+    runs = [_rows_with(postings, word.terms) for word in phrase.words if word.is_indexed]
+    rows = common_rows(sorted(runs, key=len), segment.rows)
+    if len(phrase.words) == 1:
+        return rows
+    finder = PhraseFinder(phrase)
+    matching = [NO_ROWS]
+    for start in range(0, len(rows), BATCH_ROWS):
+        check()
+        rows_R = rows[start : start + BATCH_ROWS]
+        fields = segment.searched_fields(rows_R)
+        matching.append(rows_R[[any(map(finder.is_in, each)) for each in fields]])
+    return np.concatenate(matching)
+
+
+def _rows_with(postings: Postings, terms: Sequence[str]) -> np.ndarray:
+    """Return the rows that have any of some terms, int32 (P,), ascending."""
+    runs = list(_runs(postings, terms))
+    return runs[0] if len(runs) == 1 else np.unique(np.concatenate([NO_ROWS, *runs]))
+
+
+def _runs(postings: Postings, terms: Sequence[str]) -> Iterator[np.ndarray]:
+    for term in terms:
+        number = postings.number_of(term)
+        if number is not None:
+            yield postings.rows_P[postings.starts_T[number] : postings.starts_T[number + 1]]
