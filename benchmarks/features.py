@@ -1,6 +1,7 @@
 """What an index does besides searching by vector: filters, counts, scans, highlighting, named vectors; in one process.
 
-    python -m benchmarks.features [dynamic] [operators] [facets] [scans] [highlight] [named] [--rows N] [--queries 200]
+    python -m benchmarks.features [dynamic] [operators] [facets] [scans] [highlight] [named] [phrases] [--rows N]
+        [--queries 200]
 
 `dynamic`: filters over dynamic attributes against the same over declared ones. One index has each attribute twice, so
 that both filters search the same segment; each query has a filter that was not used before. `operators`: each filter
@@ -8,9 +9,12 @@ operator against `$eq` with as many matches on the same rows; allowed rows are n
 its filter. `facets`: counts, facets, and deletions and changes by filter, while a thread writes other rows. `scans`:
 datapoints per second, embedded and served, and the cost of an order, a filter, or a page ahead. `highlight`: what
 snippets of ten hits cost. `named`: searches by one name or by two fused, in which all vectors of a row are the same.
+`phrases`: two adjacent words of a corpus in quotes, each pair asked once, against the same words without quotes, by the
+number of rows that have both words; passages of 100 words of podcasts, repeated.
 
 Times are those of the processor, all threads together, unless they are said to be of the clock. "First" is the first
-question about an attribute, which indexes it. Default rows: 200,000, 500,000 for facets and scans, 50,000 for named.
+question about an attribute, which indexes it. Default rows: 200,000, 500,000 for facets and scans, 50,000 for named,
+100,000 for phrases.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ Clock = Callable[[], tuple[float, ...]]
 
 def spec_for(name: str, attributes: Mapping[str, str], **keys: Any) -> IndexSpec:
     source = {"id": "id", "vector": "v"}
-    return parse_spec({"index": name, "source": source, "attributes": attributes, "shards": 1, **keys})
+    return parse_spec({"index": name, "source": source, "attributes": attributes, "shards": 1} | keys)
 
 
 def with_dynamic(columns: dict[str, Sequence[Any]], prefix: str = "any_") -> dict[str, Sequence[Any]]:
@@ -496,9 +500,70 @@ def named(given: argparse.Namespace, folder: Path) -> None:
     print(table(["vectors", "searches/s of the processor", "ratio to unnamed"], lines))
 
 
+# --- phrases
+
+PASSAGE_WORDS = 100
+CANDIDATES = {
+    "1 to 100": range(1, 101),
+    "500 to 2,000": range(500, 2001),
+    "3,000 to 7,000": range(3000, 7001),
+    "15,000 to 30,000": range(15_000, 30_001),
+}
+
+
+def phrases(given: argparse.Namespace, folder: Path) -> None:
+    rows, pairs, rng = given.rows or 100_000, given.queries // 10, random.Random(0)
+    words = [text.split() for _, text in transcripts()]
+    starts = ((each, start) for each in words for start in range(0, len(each), PASSAGE_WORDS))
+    texts = [" ".join(each[start : start + PASSAGE_WORDS]) for each, start in starts]
+    spec = spec_for("bench", {}, lexical=True, source={"vector": "v", "text": "text"})
+    columns = {"text": [texts[row % len(texts)] for row in range(rows)]}
+    publish(Store.open(folder / "store", create=True), spec, random_vectors(rows, 8), folder, columns=columns)
+    measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in CANDIDATES}
+    with scannery.connect(folder / "store", timeout_s=600) as client:
+        index = client.index("bench")
+        index.search('"warm up" once', K, mode="lexical")
+        while min(map(len, measured.values())) < pairs:
+            first, second = _adjacent(rng.choice(texts), rng)
+            candidates = index.count({"$and": [{"text": {"$phrase": word}} for word in (first, second)]})
+            for name, sizes in CANDIDATES.items():
+                if candidates in sizes and len(measured[name]) < pairs:
+                    asks = [
+                        partial(index.search, query, K, mode="lexical")
+                        for query in (f'"{first} {second}"', f"{first} {second}")
+                    ]
+                    took = [1e3 * timed(ask, CPU) for ask in asks]
+                    hits = index.count({"text": {"$phrase": f"{first} {second}"}})
+                    measured[name].append((candidates, hits, *took))
+    lines = []
+    for name, each in measured.items():
+        candidates, hits, quoted, plain = np.median(each, axis=0)
+        slowest = max(took for _, _, took, _ in each)
+        lines.append(
+            [name, f"{candidates:,.0f}", f"{hits:,.0f}", f"{quoted:.1f}", f"{slowest:.0f}", f"{plain:.1f}"]
+        )
+    print(f"{rows} passages, {len(texts)} of them distinct; medians of {pairs} pairs\n")
+    titles = (
+        "rows with both words",
+        "median",
+        "with the phrase",
+        "ms, in quotes",
+        "slowest",
+        "ms, without quotes",
+    )
+    print(table(titles, lines))
+
+
+def _adjacent(text: str, rng: random.Random) -> list[str]:
+    """Return two words of a text that follow each other among those without signs."""
+    words = [word for word in text.split() if word.isascii() and word.isalpha()]
+    start = rng.randrange(max(1, len(words) - 1))
+    return words[start : start + 2] if len(words) > start + 1 else ["open", "source"]
+
+
 CASES = {
     "dynamic": dynamic, "operators": operators, "facets": facets, "scans": scans, "highlight": highlight,
-    "named": named,
+    "named": named, "phrases": phrases,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Retrieval quality on judged collections.
 
     python -m benchmarks.quality [modes] [fusion] [lexical] [code] [transcripts] [named] [headings] [snippets]
+        [phrases]
         [--on cranfield,cisi,…] [--languages de,zh] [--dictionary FILE] [--shows 500] [--every 1]
 
 `modes`: dense, lexical and hybrid search, in one shard and in eight, against a reference BM25 (bm25s: Lucene's variant
@@ -9,7 +10,8 @@ and other fusions. `lexical`: versions of the analyser, questions typed without 
 XQuAD-R. `code`: what the additional terms of analyser 4 change. `transcripts`: collections as WebVTT, five words a cue,
 against plain text. `named`: vectors of titles, bodies and both. `headings`: Markdown cut at its headings against
 tokens alone; questions are the titles of shows and seven words from the middle of a line. `snippets`: how often the
-sentence that is highlighted has the answer. `--on` names collections, where a case can be asked of several.
+sentence that is highlighted has the answer. `phrases`: the questions that have quotes, without these, with the phrase
+required, and as they are searched. `--on` names collections, where a case can be asked of several.
 
 Nothing is tuned on the judgements.
 """
@@ -24,6 +26,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, NamedTuple
@@ -474,9 +477,67 @@ def snippets(given: argparse.Namespace, folder: Path) -> None:
     print(table(["language", "answer among 10 hits", "sentences", "first", "random", *HIGHLIGHTS], rows))
 
 
+# --- phrases
+
+QUOTED = ("cisi", "stackfaq", *(f"xquad-{code}" for code in ("ar", "de", "en", "es", "ru", "tr", "vi", "zh")))
+_QUOTES = re.compile('["“”„]')
+
+
+def phrases(given: argparse.Namespace, folder: Path) -> None:
+    lines = []
+    for name, collection in chosen_of(given, QUOTED):
+        code = name.removeprefix("xquad-") if name.startswith("xquad-") else "en"
+        spec = lexical_spec(code, 4).model_dump(exclude_none=True)
+        index = indexed(folder / name, records_of(collection), {"source": WHOLE, "lexical": spec})
+        asked = {
+            each: text
+            for each, text in collection.queries.items()
+            if each in collection.judgements and quoted(text)
+        }
+        with_rows = sum(index.count(required(text)) > 0 for text in asked.values())
+        for mode in ("lexical", "hybrid") if code == "en" else ("lexical",):
+            searches: dict[str, Search] = {
+                "signs": partial(_as_signs, index, mode),
+                "required": partial(_with_required, index, mode),
+                "as searched": searching(index, mode=mode),
+            }
+            results = evaluate(searches, asked, collection.judgements, measures=MEASURES)
+            values = [f"{np.mean(result.values[MAIN_MEASURE]):.3f}" for result in results]
+            lines.append([name, mode, len(asked), with_rows, *values])
+    titles = (
+        "collection",
+        "mode",
+        "with quotes",
+        "whose phrases some row has",
+        "signs",
+        "required",
+        "as searched",
+    )
+    print(table(titles, lines))
+
+
+def _as_signs(index: scannery.Index, mode: Any, texts: Sequence[str]) -> Sequence[Sequence[str]]:
+    return searching(index, mode=mode)([_QUOTES.sub("", text) for text in texts])
+
+
+def _with_required(index: scannery.Index, mode: Any, texts: Sequence[str]) -> list[list[str]]:
+    plain = ((_QUOTES.sub("", text), required(text)) for text in texts)
+    return [[hit.id for hit in index.search(text, HITS, mode=mode, where=where)] for text, where in plain]
+
+
+def quoted(text: str) -> list[str]:
+    """Return what a text has in quotes, with words."""
+    return ["".join(each) for each in re.findall('"([^"]*\\w[^"]*)"|“([^”]*)”|„([^“”]*)[“”]', text)]
+
+
+def required(text: str) -> dict[str, Any]:
+    """Return a filter by all that a text has in quotes."""
+    return {"$and": [{"text": {"$phrase": phrase}} for phrase in quoted(text)]}
+
+
 CASES = {
     "modes": modes, "fusion": fusion, "lexical": lexical, "code": code, "transcripts": transcripts, "named": named,
-    "headings": headings, "snippets": snippets,
+    "headings": headings, "snippets": snippets, "phrases": phrases,
 }  # fmt: skip
 
 
