@@ -35,7 +35,7 @@ from scannery.embed import Encoder
 from scannery.embed.models.loading import ModelOptions, load_model
 from scannery.embed.text import chunking
 from scannery.embed.tokenization import FastTokens
-from scannery.indexer import Store, parse_spec
+from scannery.indexer import Store, VectorsInfo, parse_spec
 from scannery.pipelines.job_planning import new_job
 from scannery.pipelines.planning.build_plan import cut_input
 from scannery.pipelines.records import passages, unit_rows
@@ -119,8 +119,8 @@ def planned(path: Path, store: Store, dimensions: int, *, whole: bool) -> tuple[
         "scann": {"exact_below_rows": 10_000_000},
     })  # fmt: skip
     parts, limit = cut_input(find_files([str(path)]), spec, None)
-    digest = {"digest": "bench"}
-    job = new_job(spec, store, dimensions=dimensions, shards=1, fingerprint=digest, parent=None, mode="full")
+    vectors = {"": VectorsInfo(dimensions=dimensions, encoder={"digest": "bench"})}
+    job = new_job(spec, store, vectors=vectors, shards=1, parent=None, mode="full")
     units = group(parts, limit, job.recipe)
     return dataclasses.replace(job, build_id="bench", started_at=time.time()), units
 
@@ -154,7 +154,7 @@ def run(
     started, cpu = time.perf_counter(), processor_s()
     own = sum(os.times()[:2])
     with ThreadPoolExecutor(at_once) as threads:
-        outcomes = [*threads.map(lambda unit: embed_stage.embed_unit(unit, job, store, encoder, None), units)]
+        outcomes = [*threads.map(lambda unit: embed_stage.embed_unit(unit, job, store, {"": encoder}), units)]
     wall_s, own_cpu_s = time.perf_counter() - started, sum(os.times()[:2]) - own
     close_cutting_processes()  # the system tells their time when they have ended
     embed_cpu_s = processor_s() - cpu

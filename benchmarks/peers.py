@@ -317,7 +317,9 @@ def passages(store: str, name: str) -> Vectors:
     with folder_of() as folder:
         index = open_index(Store.open(store), name, cache=SegmentCache(folder))
         vectors_ND = np.concatenate([segment.searched_ND for segment in index.segments])
-        texts = pa.concat_tables([segment.table.select(["text"]) for segment in index.segments])
+        texts = pa.concat_tables([segment.table.select(["text"]) for segment in index.segments]).column(
+            "text"
+        )
     assert index.spec.encoder is not None
     encoder = Encoder.load(index.spec.encoder.model, device="cpu")
     # As `scannery build` does, with other runs of words.

@@ -194,7 +194,7 @@ def _passages(rows: int, queries: int, generator: np.random.Generator) -> Sample
     chosen = generator.choice(len(passages), min(rows, PASSAGES, len(passages)), replace=False)
     texts = [passages[number] for number in sorted(chosen.tolist())]
     # As in a build of texts.
-    questions_QD = questions_of(pa.table({"text": texts}), lambda: encoder)
+    questions_QD = questions_of(pa.array(texts), lambda: encoder)
     queries_QD = encoder.encode_queries(topics()[:queries])
     return Sample(encoder.encode_documents(texts), queries_QD, tuned_QD=questions_QD)
 
@@ -296,7 +296,9 @@ def built(
     keys = {"distance": distance, "target_recall": target, "scann": {"exact_below_rows": least}}
     spec = parse_spec({"index": "matrix", "source": {"vector": "v"}, **keys})
     rows = datapoints(spec, vectors_ND)
-    made = build_segment(rows, spec=spec, shard=0, directory=folder, queries=queries_QD)
+    made = build_segment(
+        rows, spec=spec, shard=0, directory=folder, queries={} if queries_QD is None else {"": queries_QD}
+    )
     store = Store.open(folder / "store", create=True)
     store.write_file(segment_key("matrix", made.entry.key), made.path)
     return open_segment(store, "matrix", made.entry, SegmentCache(folder / "cache"))

@@ -321,11 +321,10 @@ def plot_curves(manifest: Manifest, path: Path) -> None:
         OSError: the file cannot be written.
 
     """
-    each = [("", manifest), *((f"{name}, ", manifest.of_vectors(name)) for name in manifest.named_vectors)]
     curves = [
-        (f"{front}shard {entry.shard}", entry.curve)
-        for front, vectors in each
-        for entry in vectors.segments
+        (f"{name}, shard {entry.shard}".removeprefix(", "), entry.curve)
+        for name in manifest.vectors
+        for entry in manifest.of_vectors(name).segments
         if entry.curve
     ]
     if not curves:

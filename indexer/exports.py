@@ -82,13 +82,13 @@ from scannery.indexer.manifest import (
     CurvePoint,
     DeletedRows,
     Manifest,
-    NamedVectorsInfo,
     Recall,
     SegmentEntry,
+    VectorsInfo,
 )
 from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.planning.planner import SegmentHits
-from scannery.indexer.reader import NamedIndex, OpenIndex, open_index
+from scannery.indexer.reader import OpenIndex, VectorSpace, open_index
 from scannery.indexer.scann.config import Effort
 from scannery.indexer.segment.build import BuiltSegment, build_segment, store_segment
 from scannery.indexer.segment.cache import SegmentCache, default_cache_folder
@@ -186,9 +186,7 @@ __all__ = [
     "LiveSpec",
     "Manifest",
     "MemorySegment",
-    "NamedIndex",
     "NamedVectors",
-    "NamedVectorsInfo",
     "NotFoundError",
     "OpenIndex",
     "Phrase",
@@ -216,6 +214,8 @@ __all__ = [
     "StoreUriError",
     "StoredObject",
     "ValidatedBatch",
+    "VectorSpace",
+    "VectorsInfo",
     "VerifyReport",
     "alter_index",
     "altered_spec",

@@ -99,23 +99,18 @@ def verify(
         problems += wrong + _repeated_ids(opened) + _wrong_rows(opened)
         problems += [] if wrong else _wrong_documents(opened)
         complete = len(opened.segments) == len(manifest.segments) and not wrong
-        recall = measure_recall(opened) if complete else None
-        named = _named_recall(opened) if complete else {}
-    problems += _low_recalls({"": recall, **named}, manifest.spec.target_recall)
+        names = manifest.vectors if complete else ()
+        recalls = {name: measure_recall(opened.space(name).index) for name in names}
+    problems += _low_recalls(recalls, manifest.spec.target_recall)
     return VerifyReport(
         version=manifest.version,
         segments=len(manifest.segments),
         rows=manifest.rows,
-        recall=recall,
-        named_recall=named,
+        recall=recalls.get(""),
+        named_recall={name: value for name, value in recalls.items() if name and value is not None},
         exact_segments=_exact_segments(manifest),
         problems=tuple(problems),
     )
-
-
-def _named_recall(index: OpenIndex) -> dict[str, float]:
-    recalls = {name: measure_recall(named.index) for name, named in index.named.items()}
-    return {name: recall for name, recall in recalls.items() if recall is not None}
 
 
 def _low_recalls(recalls: Mapping[str, float | None], target: float) -> list[str]:
@@ -129,7 +124,7 @@ def _low_recalls(recalls: Mapping[str, float | None], target: float) -> list[str
 def _exact_segments(manifest: Manifest) -> int:
     """Return the number of ScaNN segments of which no setting reaches the target recall."""
     target = manifest.spec.target_recall
-    entries = [each for entry in manifest.segments for each in (entry, *entry.named.values())]
+    entries = [each for entry in manifest.segments for each in entry.by_name.values()]
     return sum(bool(entry.curve) and pick_settings(entry, target) is None for entry in entries)
 
 
@@ -141,7 +136,7 @@ def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> fl
         queries_QD: float32; None: vectors near stored ones.
 
     """
-    index = index.with_vectors()
+    index = index.space("").index
     # Not by the manifest, where named vectors of deleted rows count.
     if not any(len(rows_R) for _, rows_R in index.live_rows()):
         return None
@@ -179,7 +174,7 @@ def _best_of(index: OpenIndex, truth: Sequence[SegmentHits]) -> tuple[np.ndarray
 
 def near_stored(index: OpenIndex) -> np.ndarray:
     """Return queries near stored vectors other than zero vectors, float32, as `settings_choice.near` makes them."""
-    index = index.with_vectors()
+    index = index.space("").index
     generator, stored = np.random.default_rng(1), []
     live = [(segment, rows_R) for segment, rows_R in index.live_rows() if len(rows_R)]
     rows = sum(len(rows_R) for _, rows_R in live)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -22,11 +22,12 @@ __all__ = [
     "FileTail",
     "FusionWeight",
     "Manifest",
-    "NamedVectorsInfo",
     "Recall",
     "SegmentEntry",
     "TriedConfig",
+    "VectorsInfo",
     "documents_in",
+    "stored_vectors",
 ]
 
 
@@ -170,6 +171,11 @@ class SegmentEntry(_Record):
         return self.rows - (self.deleted.rows if self.deleted else 0)
 
     @property
+    def by_name(self) -> dict[str, SegmentEntry]:
+        """The files with the vectors of each name that a row has; "" is this entry, with or without vectors."""
+        return {"": self, **self.named}
+
+    @property
     def files(self) -> tuple[SegmentEntry | DeletedRows, ...]:
         """The segment's files: datapoints, deleted rows if there are any, and named vectors."""
         return (self, *([self.deleted] if self.deleted else []), *self.named.values())
@@ -254,11 +260,11 @@ class FusionWeight(_Record):
     """Rules of the analyser that it was measured with."""
 
 
-class NamedVectorsInfo(_Record):
+class VectorsInfo(_Record):
     """The vectors of one name."""
 
-    dimensions: Annotated[int, Field(ge=1, le=_MAX_DIMENSIONS)]
-    """Components of a vector."""
+    dimensions: Annotated[int, Field(ge=0, le=_MAX_DIMENSIONS)]
+    """Components of a vector; 0: the index has no unnamed vectors."""
     encoder: dict[str, Any] | None = None
     """Fingerprint of the encoder that made them; None: they are given."""
 
@@ -282,8 +288,8 @@ class Manifest(_Record):
     """Fingerprint of the encoder that made the vectors; None if the source had vectors."""
     dimensions: Annotated[int, Field(ge=0, le=_MAX_DIMENSIONS)]
     """Components of a vector; 0: the index has no vectors."""
-    named_vectors: dict[str, NamedVectorsInfo] = {}
-    """What is known of the named vectors of the spec, by name."""
+    named_vectors: dict[str, VectorsInfo] = {}
+    """What is known of the named vectors of the spec, by name; `vectors` has the unnamed one, too."""
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
     segments: tuple[SegmentEntry, ...]
     log_sequence: _Sequence = 0
@@ -314,6 +320,16 @@ class Manifest(_Record):
         """The files of all segments."""
         return tuple(file for entry in self.segments for file in entry.files)
 
+    @property
+    def vectors(self) -> dict[str, VectorsInfo]:
+        """What is known of the vectors of each name; "" is the unnamed vector, and comes first."""
+        return {"": VectorsInfo(dimensions=self.dimensions, encoder=self.encoder), **self.named_vectors}
+
+    @property
+    def vector_names(self) -> list[str]:
+        """Names of the vectors that the index has; "" is the unnamed vector, and comes first."""
+        return [name for name, info in self.vectors.items() if info.dimensions]
+
     def of_shards(self, shards: Shards) -> Manifest:
         """Return the manifest with the segments of some shards alone. It is not published anywhere."""
         kept = tuple(entry for entry in self.segments if shards.has(entry.shard))
@@ -322,16 +338,18 @@ class Manifest(_Record):
     def of_vectors(self, name: str) -> Manifest:
         """Return the manifest of an index with the vectors of a name alone; KeyError if there is no such name.
 
-        Its segments are those with vectors of the name, in order. It is not published anywhere.
+        Its segments are those with vectors of the name, in order. "": the unnamed vector, of which the rest stays as it
+        is. It is not published anywhere.
         """
-        info = self.named_vectors[name]
+        if not name:
+            segments = tuple(entry for entry in self.segments if entry.vectors)
+            whole = len(segments) == len(self.segments)
+            return self if whole else self.model_copy(update={"segments": segments})
         return self.model_copy(
             update={
+                **stored_vectors({"": self.named_vectors[name]}),
                 "spec": self.spec.of_vectors(name),
-                "encoder": info.encoder,
-                "dimensions": info.dimensions,
                 "segments": tuple(entry.named[name] for entry in self.segments if name in entry.named),
-                "named_vectors": {},
                 "recall": None,
                 "fusion": None,
             }
@@ -340,7 +358,7 @@ class Manifest(_Record):
     @property
     def encoded(self) -> dict[str, Manifest]:
         """The manifests of the vectors that have an encoder, by name, as `of_vectors`; "" is the unnamed vector."""
-        return {name: self.of_vectors(name) if name else self for name in self.spec.encoders}
+        return {name: self.of_vectors(name) for name in self.spec.encoders}
 
     @property
     def builds(self) -> tuple[str, ...]:
@@ -386,6 +404,13 @@ class Manifest(_Record):
                     f"{origin} was written by a later Scannery: {where} is unknown to this one; upgrade it"
                 ) from error
             raise CorruptError(f"{origin} is damaged: {where}: {first['msg']}") from error
+
+
+def stored_vectors(vectors: Mapping[str, VectorsInfo]) -> dict[str, Any]:
+    """Return the fields of a manifest for what is known of the vectors of each name, as `Manifest.vectors`."""
+    named = dict(vectors)
+    unnamed = named.pop("")
+    return {"dimensions": unnamed.dimensions, "encoder": unnamed.encoder, "named_vectors": named}
 
 
 class _Header(_Record):

@@ -1,10 +1,13 @@
-"""Open a version of an index: its manifest, its segments, and their live rows."""
+"""Open a version of an index: its manifest, its segments, and their live rows.
+
+Shapes: R rows, D dimensions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -21,10 +24,11 @@ from scannery.indexer.shard_groups import Shards
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import SearchSettings
+from scannery.indexer.vectors.exact_search import NO_ROW
 from scannery.indexer.versions.tombstones import read_live_mask
 from scannery.indexer.versions.versions import read_manifest
 
-__all__ = ["NamedIndex", "OpenIndex", "live_rows_of", "open_index", "open_manifest"]
+__all__ = ["OpenIndex", "VectorSpace", "live_rows_of", "open_index", "open_manifest"]
 
 _PARALLEL_OPENS = 4
 
@@ -40,6 +44,8 @@ class OpenIndex:
     """Rows: for each segment the rows that are not deleted; None: all rows."""
     whole: Manifest | None = None
     """The published manifest, if `manifest` has the segments of some shards alone."""
+    _spaces: dict[str, VectorSpace] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The vectors of each name that was searched: segments in memory make those of a name when they are first read."""
 
     @property
     def whole_manifest(self) -> Manifest:
@@ -56,27 +62,17 @@ class OpenIndex:
         """Components of a vector."""
         return self.manifest.dimensions
 
-    def with_vectors(self) -> OpenIndex:
-        """Return the index without the segments whose rows have no vectors."""
-        kept = [number for number, segment in enumerate(self.segments) if segment.has_vectors]
-        if len(kept) == len(self.segments):
-            return self
-        entries = tuple(entry for entry in self.manifest.segments if entry.vectors)
-        return OpenIndex(
-            self.manifest.model_copy(update={"segments": entries}),
-            tuple(self.segments[number] for number in kept),
-            tuple(self.alive[number] for number in kept),
-        )
-
     def live_rows(self) -> Iterator[tuple[Segment, np.ndarray]]:
         """Yield each segment with the numbers of its live rows, int64, ascending."""
         for segment, alive in zip(self.segments, self.alive, strict=True):
             yield segment, np.arange(segment.rows) if alive is None else alive.rows
 
-    @cached_property
-    def named(self) -> Mapping[str, NamedIndex]:
-        """For each name of the spec's `named_vectors` the index of its vectors."""
-        return {name: _named(self, name) for name in self.manifest.named_vectors}
+    def space(self, name: str) -> VectorSpace:
+        """Return the vectors of a name, which is empty for the unnamed vector; KeyError if there is no such name."""
+        space = self._spaces.get(name)
+        if space is None:
+            space = self._spaces[name] = _space(self, name)
+        return space
 
     def settings_for(self, target_recall: float | None = None) -> tuple[SearchSettings | None, ...]:
         """Return for each segment the settings that meet a target recall (default: the spec's); None: exact search."""
@@ -84,31 +80,78 @@ class OpenIndex:
         return tuple(segment.settings_for(target) for segment in self.segments)
 
 
-@dataclass(frozen=True)
-class NamedIndex:
-    """The vectors of one name as an index of their own, whose datapoints have nothing but an id and this vector."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchedSegment:
+    """One segment with vectors."""
 
+    number: int
+    """Number of the segment with the datapoints, in the index of these."""
+    segment: Segment
+    """Segment with the vectors."""
+    vectors: NamedVectors | None
+    """Translates between its rows and those of the datapoints; None: they are the same."""
+
+    def numbers(self, rows_R: np.ndarray) -> np.ndarray:
+        """Return the row of the vector of each datapoint, int64 (R,); NO_ROW where it has none."""
+        return rows_R if self.vectors is None else self.vectors.numbers(rows_R)
+
+
+@dataclass(frozen=True, eq=False)
+class VectorSpace:
+    """The vectors of one name in an open index: where they are searched, and which datapoints they belong to."""
+
+    name: str
+    """Empty: the unnamed vector."""
     index: OpenIndex
-    """The vectors. Its segments have numbers of vectors as rows."""
-    vectors: tuple[NamedVectors, ...]
-    """Rows: for each of its segments the translation to rows of datapoints."""
-    numbers: tuple[int, ...]
-    """Numbers: for each of its segments the number of the segment with the datapoints."""
+    """The index of these vectors alone, without segments whose rows have none. Named ones have no datapoint but an id,
+    and numbers of vectors as rows."""
+    parts: tuple[SearchedSegment, ...]
+    """The segments of `index`."""
+
+    @cached_property
+    def _by_number(self) -> dict[int, SearchedSegment]:
+        return {part.number: part for part in self.parts}
+
+    def vector_of(self, number: int, row: int) -> np.ndarray | None:
+        """Return the vector of a datapoint as it is searched, float32 (D,); None if it has none."""
+        part = self._by_number.get(number)
+        if part is None:
+            return None
+        position = int(part.numbers(np.array([row]))[0])
+        if position == NO_ROW:
+            return None
+        vector_D: np.ndarray = part.segment.searched(np.array([position]))[0]
+        return vector_D
+
+    def scores(self, number: int, rows_R: np.ndarray, query_D: np.ndarray) -> np.ndarray:
+        """Return the exact scores of datapoints, float32 (R,); NaN where one has no vector.
+
+        Args:
+            number: of their segment.
+            rows_R: their rows, int64.
+            query_D: as `search_ready` returns it.
+
+        """
+        scores_R = np.full(len(rows_R), np.nan, np.float32)
+        part = self._by_number.get(number)
+        if part is not None:
+            numbers_R = part.numbers(rows_R)
+            known_R = numbers_R != NO_ROW
+            scores_R[known_R] = part.segment.scores_of(numbers_R[known_R], query_D)
+        return scores_R
 
 
-def _named(index: OpenIndex, name: str) -> NamedIndex:
-    parts = [
-        (number, segment.named[name], alive)
-        for number, (segment, alive) in enumerate(zip(index.segments, index.alive, strict=True))
-        if name in segment.named
-    ]
-    opened = OpenIndex(
-        index.manifest.of_vectors(name),
-        tuple(vectors.segment for _, vectors, _ in parts),
-        tuple(vectors.allowed(alive) for _, vectors, alive in parts),
-    )
-    return NamedIndex(
-        opened, tuple(vectors for _, vectors, _ in parts), tuple(number for number, _, _ in parts)
+def _space(index: OpenIndex, name: str) -> VectorSpace:
+    manifest, parts, alive_rows = index.manifest.of_vectors(name), [], []
+    for number, (segment, alive) in enumerate(zip(index.segments, index.alive, strict=True)):
+        if not name and segment.has_vectors:
+            parts.append(SearchedSegment(number, segment, None))
+            alive_rows.append(alive)
+        elif name and (vectors := segment.named.get(name)) is not None:
+            parts.append(SearchedSegment(number, vectors.segment, vectors))
+            alive_rows.append(vectors.allowed(alive))
+    return VectorSpace(
+        name, OpenIndex(manifest, tuple(part.segment for part in parts), tuple(alive_rows)), tuple(parts)
     )
 
 

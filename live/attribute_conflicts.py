@@ -13,7 +13,7 @@ import pyarrow as pa
 from scannery.indexer import DYNAMIC_COLUMN, IndexSpec, Manifest, attribute_columns
 from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.live.live_index import LiveIndex
-from scannery.live.log.records import decode, named_problem
+from scannery.live.log.records import decode, vectors_problem
 
 __all__ = ["attribute_of_other_type", "dynamic_attribute_counts", "named_vectors_problem"]
 
@@ -77,4 +77,4 @@ def named_vectors_problem(live: LiveIndex[Any], manifest: Manifest, altered: Man
     mutations = (
         decode(entry.data, sequence=entry.sequence) for entry in live.log_entries(manifest.log_sequence)
     )
-    return next(filter(None, (named_problem(mutation, altered) for mutation in mutations)), None)
+    return next(filter(None, (vectors_problem(mutation, altered) for mutation in mutations)), None)

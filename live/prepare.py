@@ -38,7 +38,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.datapoints.named_vectors import with_missing_vectors
 from scannery.indexer.datapoints.passages import MAX_REPEATED_BYTES
-from scannery.live.log.records import Mutation, encode, named_digests, with_words
+from scannery.live.log.records import Mutation, encode, encoder_digests, with_words
 from scannery.runtime.errors import InvalidRequestError, OverloadedError
 from scannery.runtime.retry import Deadline
 
@@ -257,7 +257,7 @@ def encode_changes(
         texts = [_text(changes[number].values[column]) for number in numbers]
         for number, vector in zip(numbers, vectors.encode(name, texts, paths.__getitem__), strict=True):
             made[number][name] = vector
-    digests = named_digests(manifest)
+    digests = encoder_digests(manifest)
     return tuple(_with_vectors(item, replaced, digests) for item, replaced in zip(changes, made, strict=True))
 
 

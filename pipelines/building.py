@@ -208,7 +208,7 @@ def _sized(engine: Engine, job: Job, parts: Sequence[Part], parent: Manifest | N
     """Return the engine with the memory that building the largest shard needs."""
     new = expected_rows(parts, job.spec)
     rows = new + (parent.rows if parent is not None and job.mode == "upsert" else 0)
-    row = row_size(parts, new, job.spec, job.dimensions).with_named(job.named_dimensions.values())
+    row = row_size(parts, new, job.spec, job.vectors)
     return dataclasses.replace(engine, segment_bytes=segment_memory(rows / job.shards * UNEVEN, row))
 
 

@@ -125,9 +125,9 @@ def _compacted(
     progress: ProgressCallback | None,
     started_at: float,
 ) -> Manifest:
-    job = new_job(before.spec, store, dimensions=before.dimensions, shards=before.shards,
-                  fingerprint=before.encoder, parent=before, mode="upsert",
-                  named_vectors=before.named_vectors)  # fmt: skip
+    job = new_job(
+        before.spec, store, vectors=before.vectors, shards=before.shards, parent=before, mode="upsert"
+    )
     shard_changes = {shard: ShardChange() for shard in shards}
     job = dataclasses.replace(job, merge=True, started_at=started_at)
     job = dataclasses.replace(job, build_id=build_id(job, [], shard_changes))

@@ -22,10 +22,9 @@ from scannery.indexer.versions.versions import read_manifest
 from scannery.pipelines.errors import ModeError
 from scannery.pipelines.execution.runners import check_engine
 from scannery.pipelines.planning import worker_resources
-from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of, with_headings
+from scannery.pipelines.planning.build_plan import cut_input, shards_of, vectors_of, with_headings
 from scannery.pipelines.planning.planned_encoder import (
     PlannedEncoder,
-    named_vectors_info,
     planned_encoders,
     recipe_of,
 )
@@ -173,8 +172,7 @@ def estimate(
     parts, limit = cut_input(files, spec, None)
     encoders = planned_encoders(spec)
     encoder = None if spec.encoder is None else encoders[recipe_of(spec.encoder)]
-    named = named_vectors_info(spec, encoders, {})
-    dimensions = dimensions_of(spec, parts, encoder, parent)
+    vectors = vectors_of(spec, parts, encoders, parent)
     rows = expected_rows(parts, spec)
     kept = parent.rows if parent is not None and mode == "upsert" else 0
     work = _Work(
@@ -184,8 +182,8 @@ def estimate(
         kept=kept,
         units=len(group(parts, limit, {})),
         unit_bytes=max((part.size_bytes for part in parts), default=0),
-        shards=shards_of(spec, parts, parent, dimensions, named),
-        row=row_size(parts, rows, spec, dimensions).with_named(info.dimensions for info in named.values()),
+        shards=shards_of(spec, parts, parent, vectors),
+        row=row_size(parts, rows, spec, vectors),
         model=_Model.of(encoder) if encoder is not None and spec.embeds else None,
     )
     return BuildPlan(
@@ -195,7 +193,7 @@ def estimate(
         records=sum(part.records for part in parts),
         passages=work.rows,
         tokens_per_passage=round(work.tokens, 1),
-        dimensions=dimensions,
+        dimensions=vectors[""].dimensions,
         units=work.units,
         unit_bytes=limit,
         shards=work.shards,

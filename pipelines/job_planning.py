@@ -8,18 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from scannery.indexer.manifest import Manifest, NamedVectorsInfo
+from scannery.indexer.manifest import Manifest, VectorsInfo
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.creation import with_analyser
 from scannery.pipelines.errors import SpecConflictError
-from scannery.pipelines.planning.build_plan import dimensions_of, shards_of, with_compounds
+from scannery.pipelines.planning.build_plan import shards_of, vectors_of, with_compounds
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
-from scannery.pipelines.planning.planned_encoder import (
-    PlannedEncoder,
-    named_vectors_info,
-    recipe_of,
-)
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.sources import Part
 from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.job import Job, Mode
@@ -52,24 +48,21 @@ def plan_job(
     updates = mode == "upsert" and parent is not None
     spec = with_compounds(spec, parent if updates else None, parts)
     if parent is not None and not parts and updates:  # only deletes: nothing is read, nothing encoded
-        dimensions, fingerprint, named = parent.dimensions, parent.encoder, dict(parent.named_vectors)
+        vectors = parent.vectors
     else:
-        encoder = None if spec.encoder is None else encoders[recipe_of(spec.encoder)]
-        dimensions = dimensions_of(spec, parts, encoder, parent)
-        fingerprint = _fingerprint(encoder, parent)
-        named = named_vectors_info(spec, encoders, parent.named_vectors if parent is not None else {})
+        vectors = vectors_of(spec, parts, encoders, parent)
     if parent is not None and updates:
-        check_compatible(spec, parent, dimensions=dimensions, fingerprint=fingerprint, named=named)
+        check_compatible(spec, parent, vectors)
     job = new_job(
         spec,
         store,
-        dimensions=dimensions,
-        shards=shards_of(spec, parts, parent, dimensions, named),
-        fingerprint=fingerprint,
-        named_vectors=named,
+        vectors=vectors,
+        shards=shards_of(spec, parts, parent, vectors),
         parent=parent,
         mode="upsert" if updates else "full",
-        queries=None if given_QD is None else write_queries(store, spec.index, given_QD, dimensions),
+        queries=None
+        if given_QD is None
+        else write_queries(store, spec.index, given_QD, vectors[""].dimensions),
     )
     return dataclasses.replace(
         job, keep_rows=not updates and parent is not None and _can_keep_rows(job, parent)
@@ -80,13 +73,11 @@ def new_job(
     spec: IndexSpec,
     store: Store,
     *,
-    dimensions: int,
+    vectors: Mapping[str, VectorsInfo],
     shards: int,
-    fingerprint: dict[str, Any] | None,
     parent: Manifest | None,
     mode: Mode,
     queries: str | None = None,
-    named_vectors: Mapping[str, NamedVectorsInfo] | None = None,
 ) -> Job:
     """Return a job without the caller's options and without a build id.
 
@@ -95,23 +86,20 @@ def new_job(
     """
     spec = with_analyser(spec, parent.spec if parent is not None and mode == "upsert" else None)
     parent_queries = None if parent is None else queries_of(parent)
-    if queries is None and parent is not None and _same_space(parent, dimensions, fingerprint):
+    if queries is None and parent is not None and _same_space(vectors[""], parent.vectors[""]):
         queries = parent_queries
     rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != parent_queries)
+    recipes = {name: _vectors_recipe(spec, name, info) for name, info in vectors.items()}
     recipe = {
         "source": spec.source.model_dump(exclude={"max_errors"}),
         "attributes": spec.model_dump(mode="json", include={"attributes", "attribute_specs"})["attributes"],
-        "distance": spec.distance,
-        "encoder": fingerprint["digest"] if fingerprint and spec.embeds else None,
-        "dimensions": dimensions,
+        **recipes.pop(""),
         "shards": shards,
     }
     if spec.dynamic:
         recipe["dynamic"] = True
-    if named_vectors:
-        recipe["named_vectors"] = {
-            name: _named_recipe(spec, name, named_vectors[name]) for name in named_vectors
-        }
+    if recipes:
+        recipe["named_vectors"] = recipes
     if spec.vectors == "optional":  # records without a vector become rows, not dead letters
         recipe["vectors"] = spec.vectors
     if spec.source.text is not None:
@@ -119,10 +107,8 @@ def new_job(
     return Job(
         store_uri=str(store.local_root or store.uri),
         spec=spec,
-        dimensions=dimensions,
+        vectors=vectors,
         shards=shards,
-        fingerprint=fingerprint,
-        named_vectors=dict(named_vectors or {}),
         recipe=recipe,
         build_id="",
         parent=parent.version if parent else None,
@@ -133,16 +119,17 @@ def new_job(
     )
 
 
-def _named_recipe(spec: IndexSpec, name: str, info: NamedVectorsInfo) -> dict[str, Any]:
+def _vectors_recipe(spec: IndexSpec, name: str, info: VectorsInfo) -> dict[str, Any]:
     """Return what the vectors of a name depend on besides the input."""
-    vectors = spec.named_vectors[name]
-    return {
-        "vector": vectors.vector,
-        "distance": vectors.distance,
+    recipe = {
+        "distance": spec.of_vectors(name).distance,
         "dimensions": info.dimensions,
         "encoder": info.encoder and info.encoder["digest"],
-        "text": spec.text_field(name) if info.encoder else None,
     }
+    if not name:  # whose field and text the recipe has with the source
+        return recipe if spec.embeds else recipe | {"encoder": None}
+    text = spec.text_field(name) if info.encoder else None
+    return recipe | {"vector": spec.named_vectors[name].vector, "text": text}
 
 
 def build_id(job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange]) -> str:
@@ -153,32 +140,17 @@ def build_id(job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, Sh
     return key_of("build", spec, job.recipe, keys, job.merge, job.queries, changes)[:16]
 
 
-def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:
-    """Return whether vectors of these dimensions and this encoder can be in one index with those of a version."""
-    digests = [(encoder or {}).get("digest") for encoder in (fingerprint, parent.encoder)]
-    return dimensions == parent.dimensions and digests[0] == digests[1]
+def _same_space(first: VectorsInfo, second: VectorsInfo) -> bool:
+    """Return whether vectors of both kinds can be in one index."""
+    digests = [(info.encoder or {}).get("digest") for info in (first, second)]
+    return first.dimensions == second.dimensions and digests[0] == digests[1]
 
 
 def _can_keep_rows(job: Job, parent: Manifest) -> bool:
     """Return whether this job would make the same segments from the same rows as the index has."""
     try:
-        check_compatible(
-            job.spec,
-            parent,
-            dimensions=job.dimensions,
-            fingerprint=job.fingerprint,
-            named=job.named_vectors,
-        )
+        check_compatible(job.spec, parent, job.vectors)
     except SpecConflictError:
         return False
     same_queries = job.queries == queries_of(parent)
     return job.shards == parent.shards and same_queries and not needs_rewriting(job.spec, parent)
-
-
-def _fingerprint(encoder: PlannedEncoder | None, parent: Manifest | None) -> dict[str, Any] | None:
-    """Return the encoder's fingerprint; the index's record of it if the digests are equal, whatever the model name."""
-    if encoder is None:
-        return None
-    fingerprint = parent.encoder if parent is not None else None
-    same = fingerprint is not None and fingerprint.get("digest") == encoder.fingerprint.digest
-    return fingerprint if same else encoder.fingerprint.to_dict()

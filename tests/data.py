@@ -15,8 +15,8 @@ import pytest
 from scannery.indexer import (
     IndexSpec,
     Manifest,
-    NamedVectorsInfo,
     Store,
+    VectorsInfo,
     build_segment,
     commit,
     datapoint_schema,
@@ -94,10 +94,10 @@ def publish(store: Store, spec: IndexSpec, table: pa.Table, folder: Path, *, sha
     return commit(store, manifest)
 
 
-def named_infos(spec: IndexSpec) -> dict[str, NamedVectorsInfo]:
+def named_infos(spec: IndexSpec) -> dict[str, VectorsInfo]:
     """Return what a manifest says of named vectors whose dimensions the spec has."""
     named = spec.named_vectors.items()
-    return {name: NamedVectorsInfo(dimensions=own.dimensions) for name, own in named if own.dimensions}
+    return {name: VectorsInfo(dimensions=own.dimensions) for name, own in named if own.dimensions}
 
 
 def without_ids(store: Store, index: str, ids: Collection[str]) -> Manifest:

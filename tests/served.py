@@ -107,7 +107,13 @@ def publish_version(
     for shard in range(shards):
         rows = table.filter(pa.array(numbers == shard))
         if rows.num_rows:
-            built = build_segment(rows, spec=spec, shard=shard, directory=folder, queries=queries)
+            built = build_segment(
+                rows,
+                spec=spec,
+                shard=shard,
+                directory=folder,
+                queries={} if queries is None else {"": queries},
+            )
             store_segment(store, spec.index, built)
             entries.append(built.entry)
     return commit(

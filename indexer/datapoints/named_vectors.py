@@ -54,8 +54,8 @@ _PREFIX = "_embedding_"
 
 
 def vector_column(name: str) -> str:
-    """Return the column of a named vector in tables of rows."""
-    return _PREFIX + name
+    """Return the column of the vectors of a name in tables of rows."""
+    return _PREFIX + name if name else "embedding"
 
 
 def is_vector_column(column: str) -> bool:

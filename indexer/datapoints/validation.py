@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +46,7 @@ from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS, sparse_value
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
-__all__ = ["NO_NAMES", "SPAN", "SPARSE", "Field", "RejectedRow", "ValidatedBatch", "validate"]
+__all__ = ["SPAN", "SPARSE", "Field", "RejectedRow", "ValidatedBatch", "validate"]
 
 SPAN: Mapping[str, AttributeType] = {
     "text_start": "int",
@@ -58,7 +57,6 @@ SPAN: Mapping[str, AttributeType] = {
 """Columns that say where a text stands in its document."""
 SPARSE = "sparse"
 """The column of sparse vectors before validation; in a table they are two, `SPARSE_COLUMNS`."""
-NO_NAMES: Mapping[str, int] = MappingProxyType({})
 PASSAGE_SUFFIX_BYTES = 9
 """Room for "#" and the number of a passage: at most 64 Mi passages of a 64 MiB document."""
 
@@ -104,13 +102,12 @@ def validate(
     rows: int,
     fields: Mapping[str, Field],
     spec: IndexSpec,
-    dimensions: int,
+    dimensions: Mapping[str, int],
     *,
     embeds: bool,
     partial: bool = False,
     limits: SizeLimits = NO_LIMITS,
     spoken: Callable[[str], str | None] | None = None,
-    named: Mapping[str, int] = NO_NAMES,
     check: Callable[[], None] = lambda: None,
 ) -> ValidatedBatch:
     """Return the good rows of a batch as a table, and why the others are not good.
@@ -120,13 +117,13 @@ def validate(
         fields: by the names of `written_schema`, and `SPARSE`; named vectors by their columns. Those that are left
             out are null, except: the document id is the id, and without `SPAN` a text is the whole of its document.
         spec: of the index.
-        dimensions: D.
+        dimensions: components of the vectors of each name; any number for those that are left out. "" is the unnamed
+            vector, with D.
         embeds: whether a row may have a text in place of a vector.
         partial: rows are changes to datapoints, and need neither text nor vector.
         limits: on sizes.
         spoken: returns what is spoken in a text that is a transcript, None for others; used for texts that are not
             embedded.
-        named: components of the vectors of each name; any number for those that are left out.
         check: called before each value that is looked at by itself; what it raises ends the validation.
 
     """
@@ -138,7 +135,7 @@ def validate(
     )
     columns |= batch.column("text", functools.partial(text_rule, lambda text: text or None, limits.text))
     columns |= batch.column(SPOKEN_COLUMN, functools.partial(text_rule, lambda text: text, None))
-    vectors_ND, has_vector_N = batch.vectors(dimensions, zeros=spec.distance != "cosine", names=[*named])
+    vectors_ND, has_vector_N = batch.vectors(dimensions, zeros=spec.distance != "cosine")
     if embeds and "text" in columns and not has_vector_N.all():
         columns["text"] = _without_blanks(columns["text"], ~has_vector_N)
     if not partial and not has_vector_N.all():
@@ -146,7 +143,7 @@ def validate(
             batch.check_texts(~has_vector_N, columns, embeds=embeds)
         if spec.source.chunk is not None:
             batch.check_cut_ids(~has_vector_N, columns)
-    columns |= batch.sparse() | batch.named(spec, named)
+    columns |= batch.sparse() | batch.named(spec, dimensions)
     for name in (name for name in spec.attributes if name in fields):
         columns |= batch.column(name, functools.partial(attribute_rule, spec.attributes[name], limits))
     columns |= batch.column(DYNAMIC_COLUMN, dynamic_rule)
@@ -156,7 +153,7 @@ def validate(
     if spoken is not None and "text" in columns and SPOKEN_COLUMN not in fields:
         # Texts without a vector are cut first, if they are to be embedded.
         columns[SPOKEN_COLUMN] = _spoken(columns["text"], has_vector_N | (not embeds), spoken, check)
-    schema = written_schema(spec, dimensions)
+    schema = written_schema(spec, dimensions[""])
     column_number = schema.get_field_index("embedding")
     if vectors_ND is None:
         schema = schema.remove(column_number)
@@ -201,10 +198,9 @@ class _Batch:
         converted = self._converted(enumerate(items), lambda value: rule.convert(value, name))
         return pa.array([converted.get(row) for row in range(self._rows)], rule.type)
 
-    def vectors(
-        self, dimensions: int, *, zeros: bool, names: Sequence[str]
-    ) -> tuple[np.ndarray | None, np.ndarray]:
+    def vectors(self, sizes: Mapping[str, int], *, zeros: bool) -> tuple[np.ndarray | None, np.ndarray]:
         """Return the vectors as float32 (N, D), None if there is none, and which rows have one, bool (N,)."""
+        dimensions, names = sizes[""], [name for name in sizes if name]
         name, values = self._fields.get("embedding", ("", [None] * self._rows))
         if dimensions == 0:
             what = "is not possible: the index has no vectors"

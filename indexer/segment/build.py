@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -56,9 +57,8 @@ def build_segment(
     shard: int,
     directory: Path,
     threads: int | None = None,
-    queries: np.ndarray | None = None,
+    queries: Mapping[str, np.ndarray] = MappingProxyType({}),
     measured: bool = False,
-    named_queries: Mapping[str, np.ndarray] | None = None,
     effort: Effort = "full",
     earlier: SegmentEntry | None = None,
 ) -> BuiltSegment:
@@ -73,10 +73,10 @@ def build_segment(
         shard: number of the shard.
         directory: where the files are written.
         threads: for ScaNN; None: all cores.
-        queries: real queries to tune for, float32 (any number, dimensions); None: made from the vectors.
+        queries: real queries to tune the vectors of a name for, float32 (any number, dimensions); for others they are
+            made from the vectors.
         measured: whether the statistics have the recall of the default setting for FRESH_QUERIES queries near rows that
             were not used in tuning.
-        named_queries: as `queries`, for named vectors.
         effort: of training; less than `full` for segments that will soon be merged.
         earlier: another segment of the index; ScaNN gets the configuration that was chosen for it by trial, if any was
             and its rows were similarly many.
@@ -86,34 +86,24 @@ def build_segment(
             two rows have one id, ScaNN failed, or a file cannot be written; the message names the shard.
 
     """
-    rows = write_segment(
-        _datapoints(table),
-        spec=spec,
-        shard=shard,
-        directory=directory,
-        threads=threads,
-        queries=queries,
-        measured=measured,
-        effort=effort,
-        earlier=earlier.trial if earlier else None,
-    )
-    queries_of = named_queries or {}
-    names = names_in(table)
-    places_N = None if rows.order_N is None or not names else np.argsort(rows.order_N)
-    named = {
-        name: write_segment(
-            _vectors(table, name, spec, shard, places_N),
+    trials = {name: entry.trial for name, entry in earlier.by_name.items()} if earlier else {}
+
+    def write(name: str, rows: pa.Table) -> WrittenSegment:
+        return write_segment(
+            rows,
             spec=spec.of_vectors(name),
             shard=shard,
             directory=directory,
             threads=threads,
-            queries=queries_of.get(name),
+            queries=queries.get(name),
+            measured=measured and not name,
             effort=effort,
-            earlier=earlier.named[name].trial if earlier and name in earlier.named else None,
+            earlier=trials.get(name),
         )
-        for name in names
-    }
-    return _built(rows, named)
+
+    rows, names = write("", _datapoints(table)), names_in(table)
+    places_N = None if rows.order_N is None or not names else np.argsort(rows.order_N)
+    return _built(rows, {name: write(name, _vectors(table, name, spec, shard, places_N)) for name in names})
 
 
 def _datapoints(table: pa.Table) -> pa.Table:
@@ -163,6 +153,5 @@ def _built(rows: WrittenSegment, named: Mapping[str, WrittenSegment]) -> BuiltSe
 
 def store_segment(store: Store, index: str, built: BuiltSegment) -> None:
     """Write the files of a segment to a store; StoreError if one cannot be written."""
-    entries = (built.entry, *built.entry.named.values())
-    for entry, path in zip(entries, built.paths, strict=True):
+    for entry, path in zip(built.entry.by_name.values(), built.paths, strict=True):
         store.write_file(segment_key(index, entry.key), path)

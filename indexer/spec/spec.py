@@ -325,6 +325,11 @@ class IndexSpec(SpecModel):
         return self.encoder is not None and self.source.vector is None
 
     @property
+    def document_encoders(self) -> dict[str, EncoderSpec]:
+        """Encoders that builds encode texts with, by the name of their vectors: unnamed ones may be given."""
+        return {name: encoder for name, encoder in self.encoders.items() if name or self.embeds}
+
+    @property
     def named_encoders(self) -> dict[str, EncoderSpec]:
         """Encoders of named vectors, by name; names whose vectors are only given are left out."""
         return {
@@ -339,7 +344,12 @@ class IndexSpec(SpecModel):
         return {**({"": self.encoder} if self.encoder is not None else {}), **self.named_encoders}
 
     def of_vectors(self, name: str) -> IndexSpec:
-        """Return the spec of an index that has the vectors of a name, and nothing else; KeyError if there is none."""
+        """Return the spec of an index that has the vectors of a name, and nothing else; KeyError if there is none.
+
+        "" is this spec.
+        """
+        if not name:
+            return self
         named = self.named_vectors[name]
         return self.model_copy(
             update={
@@ -357,8 +367,8 @@ class IndexSpec(SpecModel):
         )
 
     def text_field(self, name: str) -> str:
-        """Return which field of a datapoint the encoder of a named vector gets: `title`, `text` or an attribute."""
-        return text_field(name, self.named_vectors[name], self.attributes)
+        """Return which field of a datapoint the encoder of a name's vectors gets: `title`, `text` or an attribute."""
+        return text_field(name, self.named_vectors[name], self.attributes) if name else "text"
 
     @field_validator("index")
     @classmethod

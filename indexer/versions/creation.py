@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from types import MappingProxyType
 from typing import Any
 
 from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFoundError, ReplacedError
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
-from scannery.indexer.manifest import Manifest, NamedVectorsInfo, Recall
+from scannery.indexer.manifest import Manifest, Recall, VectorsInfo, stored_vectors
 from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
@@ -28,9 +27,7 @@ def create_index(
     store: Store,
     spec: IndexSpec,
     *,
-    dimensions: int,
-    fingerprint: Mapping[str, Any] | None = None,
-    named: Mapping[str, NamedVectorsInfo] = MappingProxyType({}),
+    vectors: Mapping[str, VectorsInfo],
     request_id: str = "",
 ) -> Manifest:
     """Publish version 1 of an index without datapoints, and return its manifest.
@@ -38,13 +35,10 @@ def create_index(
     Args:
         store: where the index will be.
         spec: of the index; with `shards: auto` it gets one shard.
-        dimensions: components of a vector.
-        fingerprint: of the encoder, if the index has one for its documents.
-        named: what is known of named vectors with an encoder, by name; others have the dimensions of the spec.
+        vectors: what is known of the vectors of each name; "" is the unnamed vector.
         request_id: a repetition with the same one returns the index that the first attempt created.
 
     Raises:
-        InvalidSpecError: `named` lacks a name that has an encoder.
         AlreadyExistsError: there is an index or an alias of this name.
         StoreError: the store cannot be written.
 
@@ -54,9 +48,7 @@ def create_index(
         version=1,
         created_at=datetime.now(timezone.utc),
         spec=with_analyser(spec, None),
-        encoder=None if fingerprint is None else dict(fingerprint),
-        dimensions=dimensions,
-        named_vectors={name: named.get(name) or given_vectors(spec, name) for name in spec.named_vectors},
+        **stored_vectors(vectors),
         shards=1 if spec.shards == "auto" else spec.shards,
         segments=(),
         statistics={"mode": "create", "request_id": request_id},
@@ -72,13 +64,13 @@ def create_index(
     raise AlreadyExistsError(f"index: there is an index {spec.index!r} already", field="index")
 
 
-def given_vectors(spec: IndexSpec, name: str) -> NamedVectorsInfo:
+def given_vectors(spec: IndexSpec, name: str) -> VectorsInfo:
     """Return what is known of named vectors without an encoder; InvalidSpecError if they have one."""
     dimensions = spec.named_vectors[name].dimensions
     if dimensions is None:
         field = f"named_vectors.{name}.encoder"
         raise InvalidSpecError(f"{field}: its dimensions and fingerprint are required", field=field)
-    return NamedVectorsInfo(dimensions=dimensions)
+    return VectorsInfo(dimensions=dimensions)
 
 
 def with_analyser(spec: IndexSpec, parent: IndexSpec | None) -> IndexSpec:
@@ -140,7 +132,7 @@ def alter_index(
     index: str,
     change: Callable[[Manifest], IndexSpec],
     *,
-    named: Callable[[IndexSpec, str], NamedVectorsInfo] = given_vectors,
+    named: Callable[[IndexSpec, str], VectorsInfo] = given_vectors,
 ) -> Manifest:
     """Publish a version with a changed spec, and return its manifest; the current one if the spec stays the same.
 
@@ -235,9 +227,7 @@ def _refused(field: str, what: str) -> InvalidSpecError:
     return InvalidSpecError(f"{field}: {what}", field=field)
 
 
-def _altered(
-    parent: Manifest, spec: IndexSpec, named: Callable[[IndexSpec, str], NamedVectorsInfo]
-) -> Manifest:
+def _altered(parent: Manifest, spec: IndexSpec, named: Callable[[IndexSpec, str], VectorsInfo]) -> Manifest:
     vectors = parent.named_vectors
     return parent.model_copy(
         update={

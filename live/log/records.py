@@ -42,10 +42,9 @@ __all__ = [
     "columns_version_of",
     "decode",
     "encode",
-    "encoder_digest",
-    "named_digests",
-    "named_problem",
+    "encoder_digests",
     "rows_fit",
+    "vectors_problem",
     "with_words",
 ]
 
@@ -67,26 +66,20 @@ class Mutation:
     """Ids of rows to remove."""
     removed_documents: tuple[str, ...] = ()
     """Ids of documents of which all rows are removed."""
-    encoder: str | None = None
-    """Digest of the encoder that made the vectors; None if the index has no encoder."""
     words: dict[str, Any] | None = None
     """`LexicalSpec.rules` with which WORD_COLUMNS were computed; None: the rows lack them."""
     known_hashes: np.ndarray | None = None
     """The `id_hashes` of the new rows, uint64, if the record holds them."""
-    named_encoders: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the encoders of named vectors, by name; names without an encoder are left out."""
+    encoders: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the encoders that made the vectors, by name; names without an encoder are left out."""
     columns_version: int = 0
     """`Manifest.columns_version` of the version that the rows were made for; 0 in records of earlier releases."""
 
     @classmethod
     def of(cls, rows: pa.Table, manifest: Manifest, **options: Any) -> Mutation:
         """Return a mutation with rows that were made for a version; `options` are further fields."""
-        made_for = {
-            "encoder": encoder_digest(manifest),
-            "named_encoders": named_digests(manifest),
-            "columns_version": manifest.columns_version,
-        }
-        return cls(rows, **made_for | options)
+        made_for = {"encoders": encoder_digests(manifest), "columns_version": manifest.columns_version}
+        return cls(rows, **{**made_for, **options})
 
     @cached_property
     def hashes(self) -> np.ndarray:
@@ -102,15 +95,16 @@ class Mutation:
 
 def encode(mutation: Mutation) -> bytes:
     """Return a mutation as a record."""
+    named_encoders = dict(mutation.encoders)
     header = {
         "format": RECORD_FORMAT,
         "removed_ids": mutation.removed_ids,
         "removed_documents": mutation.removed_documents,
-        "encoder": mutation.encoder,
+        "encoder": named_encoders.pop("", None),
         "words": mutation.words,
     }
-    if mutation.named_encoders:
-        header["named_encoders"] = dict(mutation.named_encoders)
+    if named_encoders:
+        header["named_encoders"] = named_encoders
     if mutation.columns_version:
         header["columns_version"] = mutation.columns_version
     # Nulls of a fixed size take the space of vectors.
@@ -151,14 +145,14 @@ def decode(data: bytes, *, sequence: int) -> Mutation:
     if _HASHES in rows.column_names:  # records of earlier releases lack it
         hashes_N = rows.column(_HASHES).to_numpy()
         rows = rows.drop_columns([_HASHES])
+    unnamed = {} if header["encoder"] is None else {"": header["encoder"]}
     return Mutation(
         rows,
         tuple(header["removed_ids"]),
         tuple(header["removed_documents"]),
-        header["encoder"],
         header.get("words"),
         hashes_N,
-        header.get("named_encoders", {}),
+        unnamed | header.get("named_encoders", {}),
         header.get("columns_version", 0),
     )
 
@@ -175,15 +169,10 @@ def _header(schema: pa.Schema) -> dict[str, Any]:
     return header
 
 
-def encoder_digest(manifest: Manifest) -> str | None:
-    """Return the digest of the encoder that made an index's vectors; None if it has no encoder."""
-    return None if manifest.encoder is None else manifest.encoder.get("digest")
-
-
-def named_digests(manifest: Manifest) -> dict[str, str]:
-    """Return the digests of the encoders of an index's named vectors, by name, of those that have one."""
-    vectors = {name: info.encoder for name, info in manifest.named_vectors.items()}
-    return {name: encoder["digest"] for name, encoder in vectors.items() if encoder and "digest" in encoder}
+def encoder_digests(manifest: Manifest) -> dict[str, str]:
+    """Return the digests of the encoders that made an index's vectors, by name, of those that have one."""
+    encoders = {name: info.encoder for name, info in manifest.vectors.items()}
+    return {name: encoder["digest"] for name, encoder in encoders.items() if encoder and "digest" in encoder}
 
 
 def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
@@ -214,8 +203,8 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool
     Raises:
         LogGapError: it was made for a later version.
         InvalidRequestError: a new one has a dynamic attribute with a value that does not fit the declared type.
-        FormatError: its vectors, or those of a name, were made by another encoder or have other dimensions, an
-            attribute has another type, or the version must have vectors that it lacks.
+        FormatError: its vectors of a name were made by another encoder or have other dimensions, an attribute has
+            another type, or the version must have vectors that it lacks.
 
     """
     # Not with its `columns_version`, which versions of earlier releases lack.
@@ -226,11 +215,7 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool
         )
     schema = written_schema(manifest.spec, manifest.dimensions)
     what = f"record {sequence} of the log does not fit version {manifest.version} of index {manifest.index!r}"
-    # An index whose vectors come with the rows may get an encoder for queries; rows before are none of an encoder.
-    is_given = mutation.encoder is None and manifest.spec.source.vector is not None
-    if mutation.rows.num_rows and not is_given and mutation.encoder != encoder_digest(manifest):
-        raise FormatError(f"{what}: its vectors were made for another encoder")
-    if problem := named_problem(mutation, manifest):
+    if problem := vectors_problem(mutation, manifest):
         raise FormatError(f"{what}: its {problem}")
     mutation = with_words(mutation, manifest.spec)
     words = [mutation.rows.schema.field(name) for name in WORD_COLUMNS if mutation.words]
@@ -258,15 +243,21 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool
     return replace(mutation, rows=rows)
 
 
-def named_problem(mutation: Mutation, manifest: Manifest) -> str | None:
-    """Return why named vectors of a mutation cannot be those of a version; None if they can."""
-    digests = named_digests(manifest)
-    for name in names_in(mutation.rows):
-        if (info := manifest.named_vectors.get(name)) is None:
+def vectors_problem(mutation: Mutation, manifest: Manifest) -> str | None:
+    """Return why vectors of a mutation cannot be those of a version; None if they can.
+
+    The number of components of unnamed vectors is in the type of their column.
+    """
+    digests, infos, rows = encoder_digests(manifest), manifest.vectors, mutation.rows
+    for name in ["", *names_in(rows)] if rows.num_rows else []:
+        # An index whose vectors come with the rows may get an encoder for queries; rows before are none of an encoder.
+        is_given = not name and name not in mutation.encoders and manifest.spec.source.vector is not None
+        if name not in infos or is_given:
             continue
-        if mutation.named_encoders.get(name) != digests.get(name):
-            return f"vectors {name!r} were made for another encoder"
-        sizes = pc.min_max(pc.list_value_length(mutation.rows.column(vector_column(name)))).as_py()
-        if {*sizes.values()} != {info.dimensions}:
-            return f"vectors {name!r} have {sizes['max']} dimensions, those of the version {info.dimensions}"
+        vectors = f"vectors {name!r}" if name else "vectors"
+        if mutation.encoders.get(name) != digests.get(name):
+            return f"{vectors} were made for another encoder"
+        sizes = pc.min_max(pc.list_value_length(rows.column(vector_column(name)))).as_py() if name else {}
+        if {*sizes.values()} - {infos[name].dimensions}:
+            return f"{vectors} have {sizes['max']} dimensions, those of the version {infos[name].dimensions}"
     return None

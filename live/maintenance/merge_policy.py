@@ -33,7 +33,7 @@ def untrained_limit(manifest: Manifest) -> int:
     Each search scans them, as it does rows in memory: as many as these may be, in rows or in bytes of vectors.
     """
     live = manifest.spec.live
-    numbers = manifest.dimensions + sum(info.dimensions for info in manifest.named_vectors.values())
+    numbers = sum(info.dimensions for info in manifest.vectors.values())
     row_bytes = _BYTES_PER_NUMBER * max(1, numbers)
     return min(live.max_rows, live.max_bytes // row_bytes)
 
@@ -149,7 +149,7 @@ def _is_untrained(entry: SegmentEntry, spec: IndexSpec) -> bool:
     """Return whether vectors of a segment are scanned although they are enough for ScaNN."""
     return any(
         segment.vectors and segment.kind == "exact" and segment.live_rows >= spec.scann.exact_below_rows
-        for segment in (entry, *entry.named.values())
+        for segment in entry.by_name.values()
     )
 
 

@@ -26,7 +26,7 @@ from scannery.indexer import (
 from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.indexer.datapoints.dynamic import changed_dynamic
 from scannery.indexer.datapoints.named_vectors import is_vector_column
-from scannery.live.log.records import Mutation, named_digests, rows_fit
+from scannery.live.log.records import Mutation, encoder_digests, rows_fit
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import Condition, Deletion, PartialUpdate, PreparedUpsert, VectorsOf, encode_again
 from scannery.live.row_tables import whole_rows
@@ -225,7 +225,7 @@ def changed_rows(
 
 def _fits(item: PartialUpdate, manifest: Manifest, schema: pa.Schema) -> bool:
     """Return whether new values, which were checked for a version, are possible in another one."""
-    digests = named_digests(manifest)
+    digests = encoder_digests(manifest)
     return (
         item.values.keys() <= set(schema.names)
         and manifest.spec.attributes.keys().isdisjoint(item.dynamic)

@@ -39,7 +39,7 @@ from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines import errors as pipeline_errors
 from scannery.pipelines.planning.planned_encoder import agreed_encoder, load_encoder, recipe_of
 from scannery.pipelines.records.id_blocks import IdBlock
-from scannery.pipelines.stages.embed import NamedEncoding, embed_unit, finished_unit
+from scannery.pipelines.stages.embed import embed_unit, finished_unit
 from scannery.pipelines.stages.publish import publish
 from scannery.pipelines.stages.resolve import (
     may_move,
@@ -277,8 +277,7 @@ class EmbedUnit(Stage):
     def setup(self) -> None:
         """Open the store, once per worker."""
         self._store = self._job.open_store()
-        self._encoder: Encoder | None = None
-        self._named: dict[str, Encoder] = {}
+        self._loaded: dict[str, Encoder] = {}
         self._open = contextlib.ExitStack()
         self._catalogue: Catalogue | None = None
         self._named_catalogue: NamedCatalogue | None = None
@@ -321,16 +320,13 @@ class EmbedUnit(Stage):
 
     def _embed(self, unit: WorkUnit) -> UnitOutcome:
         self._prepare()
-        named = NamedEncoding(self._named, self._named_catalogue)
-        return embed_unit(unit, self._job, self._store, self._encoder, self._catalogue, named)
+        return embed_unit(unit, self._job, self._store, self._loaded, self._catalogue, self._named_catalogue)
 
     def _prepare(self) -> None:
         """Load encoders and the catalogue for the first unit that needs them; finished units need neither."""
-        job, spec = self._job, self._job.spec.encoder
-        if job.embeds and spec is not None and self._encoder is None:
-            self._encoder = self._agreed(spec)
-        if not self._named:
-            self._named = {name: self._agreed(encoder) for name, encoder in job.spec.named_encoders.items()}
+        job = self._job
+        if not self._loaded:
+            self._loaded = {name: self._agreed(spec) for name, spec in job.spec.document_encoders.items()}
         if job.catalogue and self._catalogue is None:
             opened = Catalogue.open(self._store, job.index, job.catalogue)
             with contextlib.suppress(NotFoundError):  # removed by gc, after the launcher was killed
@@ -435,7 +431,7 @@ class Publish(Stage):
             else:
                 shards.append(ShardOutcome.from_json(body))
         with carried():
-            encoder = _encoder_sources(self._job, self._encoders).unnamed
+            encoder = _encoder_sources(self._job, self._encoders).get("")
             yield publish(self._job, self._job.open_store(), add_up(units), shards, encoder=encoder).status
 
 
@@ -443,8 +439,4 @@ def _encoder_sources(job: Job, encoders: EncoderHandle) -> EncoderSources:
     def source_of(spec: EncoderSpec) -> EncoderSource:
         return lambda: encoders.acquire(recipe_of(spec), lambda: _load(job, spec))
 
-    encoder = job.spec.encoder
-    return EncoderSources(
-        None if encoder is None else source_of(encoder),
-        {name: source_of(spec) for name, spec in job.spec.named_encoders.items()},
-    )
+    return {name: source_of(spec) for name, spec in job.spec.encoders.items()}

@@ -248,7 +248,7 @@ def _run_until_sound(
 ) -> None:
     """Run the chain, again after it has removed damaged files; `finished`: no unit is left to embed at first."""
     for attempt in range(1, ATTEMPTS + 1):
-        planned = job if finished or not _encodes(job) else _with_plan(job, units, store, engine)
+        planned = job if finished or not job.spec.document_encoders else _with_plan(job, units, store, engine)
         try:
             with watched(planned, store, units, progress), _catalogue_removed(planned, store):
                 _run(planned, units, shard_changes, engine, until)
@@ -257,11 +257,6 @@ def _run_until_sound(
             if attempt == ATTEMPTS:
                 raise
             finished = finished_units(units, job, store) is not None
-
-
-def _encodes(job: Job) -> bool:
-    """Return whether workers need an encoder for texts of the input."""
-    return job.embeds or bool(job.spec.named_encoders)
 
 
 def _with_plan(job: Job, units: Sequence[WorkUnit], store: Store, engine: Engine) -> Job:

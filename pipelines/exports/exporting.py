@@ -294,8 +294,7 @@ def _schema(manifest: Manifest, *, vectors: bool) -> pa.Schema:
 
 def _components(manifest: Manifest, *, vectors: bool) -> int:
     """Return the components of all vectors of a row that are exported."""
-    named = sum(info.dimensions for info in manifest.named_vectors.values())
-    return manifest.dimensions + named if vectors else 0
+    return sum(info.dimensions for info in manifest.vectors.values()) if vectors else 0
 
 
 def _write_file(

@@ -11,16 +11,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION, chosen_parts, stem_of
 from scannery.indexer.lexical.words import words_of
-from scannery.indexer.manifest import Manifest, NamedVectorsInfo
+from scannery.indexer.manifest import Manifest, VectorsInfo
 from scannery.indexer.spec.spec import MAX_SHARDS, IndexSpec, LexicalSpec
 from scannery.indexer.versions.creation import keeps_compounds
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.planning.input_parts import CutMemory, cut_files
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder, recipe_of
 from scannery.pipelines.planning.worker_resources import SEGMENT_BYTES, UNEVEN, row_size, rows_within
 from scannery.pipelines.records.source_columns import vector_size
 from scannery.pipelines.sources import (
@@ -39,9 +40,9 @@ from scannery.pipelines.state.work_units import expected_rows, unit_bytes
 __all__ = [
     "LANGUAGES",
     "cut_input",
-    "dimensions_of",
     "learned_compounds",
     "shards_of",
+    "vectors_of",
     "with_compounds",
     "with_headings",
 ]
@@ -72,15 +73,47 @@ def cut_input(
     return cut_files(files, limit, memory=memory, report=report), limit
 
 
-def dimensions_of(
-    spec: IndexSpec, parts: Sequence[Part], encoder: PlannedEncoder | None, parent: Manifest | None
-) -> int:
-    """Return the number of dimensions: of the encoder or of the input's vectors, else of `parent`; 0 without vectors.
+def vectors_of(
+    spec: IndexSpec,
+    parts: Sequence[Part],
+    encoders: Mapping[str, PlannedEncoder],
+    parent: Manifest | None,
+) -> dict[str, VectorsInfo]:
+    """Return dimensions and encoder of the vectors of each name, "" first.
+
+    Args:
+        spec: of the index.
+        parts: of the input.
+        encoders: from `planned_encoders`.
+        parent: the version before; its record of an encoder stays if the digests are equal, whatever the model's name.
 
     Raises:
         SpecConflictError: the encoder does not fit the vectors of the source.
 
     """
+    planned = {name: encoders[recipe_of(encoder)] for name, encoder in spec.encoders.items()}
+    dimensions = {"": _dimensions(spec, parts, planned.get(""), parent)} | {
+        name: vectors.dimensions or planned[name].dimensions for name, vectors in spec.named_vectors.items()
+    }
+    existing = {} if parent is None else parent.vectors
+    return {
+        name: VectorsInfo(dimensions=size, encoder=_fingerprint(planned.get(name), existing.get(name)))
+        for name, size in dimensions.items()
+    }
+
+
+def _fingerprint(encoder: PlannedEncoder | None, existing: VectorsInfo | None) -> dict[str, Any] | None:
+    if encoder is None:
+        return None
+    fingerprint = existing.encoder if existing is not None else None
+    same = fingerprint is not None and fingerprint.get("digest") == encoder.fingerprint.digest
+    return fingerprint if same else encoder.fingerprint.to_dict()
+
+
+def _dimensions(
+    spec: IndexSpec, parts: Sequence[Part], encoder: PlannedEncoder | None, parent: Manifest | None
+) -> int:
+    """Return the dimensions of unnamed vectors: of the encoder or of the input's vectors, else of `parent`, else 0."""
     before = parent.dimensions if parent is not None else 0
     if spec.source.vector is None:
         return before if encoder is None else encoder.dimensions
@@ -114,8 +147,7 @@ def shards_of(
     spec: IndexSpec,
     parts: Sequence[Part],
     parent: Manifest | None,
-    dimensions: int,
-    named: Mapping[str, NamedVectorsInfo] | None = None,
+    vectors: Mapping[str, VectorsInfo],
 ) -> int:
     """Return the number of shards: of the spec, else of the index, else from the rows of the input and their size.
 
@@ -127,10 +159,7 @@ def shards_of(
         return parent.shards
     rows = expected_rows(parts, spec)
     # The mean may be a little less than what fits, as shards differ in size.
-    row = row_size(parts, rows, spec, dimensions).with_named(
-        info.dimensions for info in (named or {}).values()
-    )
-    fits = rows_within(SEGMENT_BYTES, row) / UNEVEN
+    fits = rows_within(SEGMENT_BYTES, row_size(parts, rows, spec, vectors)) / UNEVEN
     return min(MAX_SHARDS, max(1, math.ceil(rows / min(ROWS_PER_SHARD, fits))))
 
 

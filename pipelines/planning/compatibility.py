@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scannery.indexer.manifest import Manifest, NamedVectorsInfo
+from scannery.indexer.manifest import Manifest, VectorsInfo
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import log_registration_key
@@ -15,14 +15,7 @@ from scannery.pipelines.state.job import Job
 __all__ = ["check_compatible", "check_live_rows", "needs_rewriting"]
 
 
-def check_compatible(
-    spec: IndexSpec,
-    parent: Manifest,
-    *,
-    dimensions: int,
-    fingerprint: Mapping[str, Any] | None,
-    named: Mapping[str, NamedVectorsInfo],
-) -> None:
+def check_compatible(spec: IndexSpec, parent: Manifest, vectors: Mapping[str, VectorsInfo]) -> None:
     """Raise SpecConflictError, which names both values, if new rows would not fit the rows of the index.
 
     Distance, dimensions, encoder and number of shards must be the same, and every attribute must keep its type.
@@ -34,18 +27,15 @@ def check_compatible(
     Args:
         spec: of the build.
         parent: the version of the index.
-        dimensions: of unnamed vectors.
-        fingerprint: of the encoder of unnamed vectors.
-        named: of the named vectors of the spec.
+        vectors: what is known of the vectors of each name of the spec.
 
     """
-    _same("distance", spec.distance, parent.spec.distance)
-    _same("dimensions", dimensions, parent.dimensions)
+    for name, existing in parent.vectors.items():
+        if name not in vectors:
+            _refuse_loss(f"named_vectors.{name}", parent)
+        _check_vectors(name, spec, parent.spec, vectors[name], existing)
     if spec.shards != "auto":
         _same("shards", spec.shards, parent.shards)
-    # An index whose vectors come from the source may get an encoder for queries at any time.
-    if parent.encoder is not None or spec.source.vector is None:
-        _same("encoder", *_names(fingerprint, parent.encoder))
     if parent.spec.dynamic:
         _same("dynamic", spec.dynamic, parent.spec.dynamic)
     if spec.vectors == "required" and not all(entry.vectors for entry in parent.segments):
@@ -56,22 +46,23 @@ def check_compatible(
         _same(f"attributes.{name}", spec.attributes[name], kind)
     if parent.spec.dynamic and not spec.dynamic:
         _refuse_loss("dynamic", parent)
-    for name, info in parent.named_vectors.items():
-        if name not in named:
-            _refuse_loss(f"named_vectors.{name}", parent)
-        _check_named(name, spec, parent, named[name], info)
 
 
-def _check_named(
-    name: str, spec: IndexSpec, parent: Manifest, info: NamedVectorsInfo, existing: NamedVectorsInfo
+def _check_vectors(
+    name: str, spec: IndexSpec, old: IndexSpec, info: VectorsInfo, existing: VectorsInfo
 ) -> None:
-    field, vectors = f"named_vectors.{name}", spec.named_vectors[name]
-    _same(f"{field}.distance", vectors.distance, parent.spec.named_vectors[name].distance)
-    _same(f"{field}.dimensions", info.dimensions, existing.dimensions)
-    if existing.encoder is not None or info.encoder is None:
-        _same(f"{field}.encoder", *_names(info.encoder, existing.encoder))
-    if existing.encoder is not None:
-        _same(f"{field}.from", spec.text_field(name), parent.spec.text_field(name))
+    _same(_key(name, "distance"), spec.of_vectors(name).distance, old.of_vectors(name).distance)
+    _same(_key(name, "dimensions"), info.dimensions, existing.dimensions)
+    # Vectors that are given may get an encoder for queries at any time; unnamed ones are, if the source has them.
+    if existing.encoder is not None or not (name or spec.source.vector):
+        _same(_key(name, "encoder"), *_names(info.encoder, existing.encoder))
+    if name and existing.encoder is not None:
+        _same(_key(name, "from"), spec.text_field(name), old.text_field(name))
+
+
+def _key(name: str, key: str) -> str:
+    """Return where a spec says something about the vectors of a name."""
+    return f"named_vectors.{name}.{key}" if name else key
 
 
 def check_live_rows(job: Job, parent: Manifest | None, store: Store) -> None:
@@ -101,14 +92,12 @@ def _misfits(job: Job, parent: Manifest) -> dict[str, str]:
         for name, kind in parent.spec.attributes.items()
         if name in job.spec.attributes
     }
-    changes |= {"dimensions": (job.dimensions, parent.dimensions)}
-    if parent.encoder is not None or job.spec.source.vector is None:
-        changes["encoder"] = _names(job.fingerprint, parent.encoder)
-    for name, existing in parent.named_vectors.items():
-        if (info := job.named_vectors.get(name)) is None:
+    for name, existing in parent.vectors.items():
+        if (info := job.vectors.get(name)) is None:
             continue
-        changes[f"named_vectors.{name}.dimensions"] = (info.dimensions, existing.dimensions)
-        changes[f"named_vectors.{name}.encoder"] = _names(info.encoder, existing.encoder)
+        changes[_key(name, "dimensions")] = (info.dimensions, existing.dimensions)
+        if name or existing.encoder is not None or job.spec.source.vector is None:
+            changes[_key(name, "encoder")] = _names(info.encoder, existing.encoder)
     if parent.spec.vectors == "optional":
         changes["vectors"] = (job.spec.vectors, parent.spec.vectors)
     return {

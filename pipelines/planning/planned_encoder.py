@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -26,10 +26,8 @@ import numpy as np
 from scannery.embed import Encoder, InvalidArgumentError
 from scannery.embed.devices.precision import fastest_dtype
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
-from scannery.indexer.manifest import NamedVectorsInfo
 from scannery.indexer.spec.spec import EncoderSpec, IndexSpec
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.versions.creation import given_vectors
 from scannery.pipelines.errors import PipelineError
 from scannery.pipelines.records.source_columns import validate_records
 from scannery.pipelines.sources import Fields, Part, Record, read_part
@@ -44,7 +42,6 @@ __all__ = [
     "agreed_dtype",
     "agreed_encoder",
     "load_encoder",
-    "named_vectors_info",
     "planned_encoders",
     "recipe_of",
     "sampled_passages",
@@ -129,33 +126,6 @@ class PlannedEncoder:
 def planned_encoders(spec: IndexSpec) -> dict[str, PlannedEncoder]:
     """Return the encoders of a spec by their recipes."""
     return {recipe_of(encoder): PlannedEncoder(encoder) for encoder in spec.encoders.values()}
-
-
-def named_vectors_info(
-    spec: IndexSpec, encoders: Mapping[str, PlannedEncoder], existing: Mapping[str, NamedVectorsInfo]
-) -> dict[str, NamedVectorsInfo]:
-    """Return dimensions and encoder of each named vector of a spec.
-
-    Args:
-        spec: of the index.
-        encoders: from `planned_encoders`.
-        existing: of the version before; its record of an encoder stays if the digests are equal, whatever the name.
-
-    """
-    encoders_by_name = spec.named_encoders
-    return {
-        name: _info_of(encoders[recipe_of(encoders_by_name[name])], existing.get(name))
-        if name in encoders_by_name
-        else given_vectors(spec, name)
-        for name in spec.named_vectors
-    }
-
-
-def _info_of(encoder: PlannedEncoder, existing: NamedVectorsInfo | None) -> NamedVectorsInfo:
-    fingerprint = encoder.fingerprint
-    if existing is not None and existing.encoder and existing.encoder.get("digest") == fingerprint.digest:
-        return existing
-    return NamedVectorsInfo(dimensions=encoder.dimensions, encoder=fingerprint.to_dict())
 
 
 _LOG = logging.getLogger(__name__)
@@ -289,7 +259,7 @@ def _passages(part: Part, spec: IndexSpec, dimensions: int, encoder: Encoder) ->
     )
     records = (item for item in read_part(part, Fields.of(spec)) if isinstance(item, Record))
     while some := list(islice(records, RECORDS_AT_ONCE)):
-        table = validate_records(some, spec, dimensions).table
+        table = validate_records(some, spec, {"": dimensions}).table
         titles, texts = (table.column(name).to_pylist() for name in ("title", "text"))
         for title, text in zip(titles, texts, strict=True):
             yield from embedded_texts(title, cut(text, chunker, title), chunker)

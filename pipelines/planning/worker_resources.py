@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from scannery.indexer.manifest import VectorsInfo
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.sources import Part
 from scannery.pipelines.sources.documents import TEXT_SHARE
@@ -70,27 +71,27 @@ class RowSize:
     """Bytes of one datapoint before compression."""
 
     dimensions: int
+    """Components of all vectors, as if every datapoint had one of each name."""
+
     other_bytes: float
     """Text, attributes and payload."""
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of the vector, float32."""
+        """Bytes of the vectors, float32."""
         return 4 * self.dimensions
 
-    def with_named(self, dimensions: Iterable[int]) -> RowSize:
-        """Return the size with named vectors of these dimensions, as if every datapoint had all of them."""
-        return dataclasses.replace(self, dimensions=self.dimensions + sum(dimensions))
 
-
-def row_size(parts: Iterable[Part], rows: int, spec: IndexSpec, dimensions: int) -> RowSize:
-    """Return the expected size of a datapoint: the mean over the input, without its vectors if it has any."""
-    held = 0.0
+def row_size(
+    parts: Iterable[Part], rows: int, spec: IndexSpec, vectors: Mapping[str, VectorsInfo]
+) -> RowSize:
+    """Return the expected size of a datapoint: the mean over the input, without its unnamed vectors if it has any."""
+    held, dimensions = 0.0, vectors[""].dimensions
     for part in parts:
         held += part.size_bytes * TEXT_SHARE.get(part.format, 1.0)
         if spec.source.vector is not None:
             held -= part.records * dimensions * (4 if part.format in _BINARY else DIGITS)
-    return RowSize(dimensions, max(0.0, held / max(rows, 1)))
+    return RowSize(sum(info.dimensions for info in vectors.values()), max(0.0, held / max(rows, 1)))
 
 
 def segment_memory(rows: float, row: RowSize) -> int:

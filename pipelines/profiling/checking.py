@@ -194,11 +194,10 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
     """
     spec, records = with_headings(spec, None, sample.files), sample.records
     sizes = (vector_size(record, spec) for record in records)
-    named_dimensions = {
+    dimensions = {"": next((size for size in sizes if size is not None), 1)} | {
         name: vectors.dimensions for name, vectors in spec.named_vectors.items() if vectors.dimensions
     }
-    dimensions = next((size for size in sizes if size is not None), 1)
-    valid = validate_records(records, spec, dimensions, named=named_dimensions)
+    valid = validate_records(records, spec, dimensions)
     repeated = {} if spec.source.has_ids_of_content else _repeated(valid, records)
     good = [row for row in range(len(valid.rows_N)) if row not in repeated]
     lengths, passages = _texts(spec, valid, good, counter)

@@ -19,7 +19,7 @@ from scannery.indexer.datapoints.column_rules import Values
 from scannery.indexer.datapoints.columns.plain import python_values
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN, vector_value
-from scannery.indexer.datapoints.validation import NO_NAMES, Field, RejectedRow, ValidatedBatch, validate
+from scannery.indexer.datapoints.validation import Field, RejectedRow, ValidatedBatch, validate
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
@@ -33,14 +33,12 @@ __all__ = ["dead_letter", "foreign_texts", "validate_batch", "validate_records",
 def validate_records(
     records: Sequence[Record],
     spec: IndexSpec,
-    dimensions: int,
+    dimensions: Mapping[str, int],
     field_counts: Counter[str] | None = None,
-    named: Mapping[str, int] = NO_NAMES,
 ) -> ValidatedBatch:
     """Return the good records as rows, and why the others are not good.
 
-    `field_counts` gets how many records have a value, by field that the spec names. `named` has the dimensions of named
-    vectors.
+    `field_counts` gets how many records have a value, by field that the spec names; `dimensions` as of `validate`.
     """
     mapping = mapping_of(spec)
     fields = {
@@ -49,15 +47,14 @@ def validate_records(
     }
     if mapping.dynamic:
         fields[DYNAMIC_COLUMN] = Field("", [mapping.undeclared(record.fields) for record in records])
-    return _validated(len(records), fields, spec, dimensions, field_counts, named)
+    return _validated(len(records), fields, spec, dimensions, field_counts)
 
 
 def validate_batch(
     batch: Batch,
     spec: IndexSpec,
-    dimensions: int,
+    dimensions: Mapping[str, int],
     field_counts: Counter[str] | None = None,
-    named: Mapping[str, int] = NO_NAMES,
 ) -> ValidatedBatch:
     """Return the good rows of a batch, and why the others are not good; other arguments as of `validate_records`.
 
@@ -80,7 +77,7 @@ def validate_batch(
             vectors_ND = as_matrix(values)
             values = python_values(values) if vectors_ND is None else vectors_ND
         fields[column] = Field(mapped.name, values)
-    return _validated(len(batch), fields, spec, dimensions, field_counts, named)
+    return _validated(len(batch), fields, spec, dimensions, field_counts)
 
 
 def dead_letter(record: Record, rejected: RejectedRow) -> DeadLetter:
@@ -106,14 +103,13 @@ def _validated(
     rows: int,
     fields: Mapping[str, Field],
     spec: IndexSpec,
-    dimensions: int,
+    dimensions: Mapping[str, int],
     field_counts: Counter[str] | None,
-    named: Mapping[str, int],
 ) -> ValidatedBatch:
     embeds = spec.embeds
     # Texts that are embedded are cut first.
     spoken = None if embeds else spoken_text
-    valid = validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken, named=named)
+    valid = validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken)
     if field_counts is not None:
         passages = {
             name for name, kind in PASSAGE_ATTRIBUTES.items() if embeds and spec.attributes.get(name) == kind

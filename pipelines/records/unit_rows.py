@@ -14,7 +14,7 @@ import pyarrow as pa
 from scannery.embed import Encoder
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
-from scannery.indexer.datapoints.validation import NO_NAMES, ValidatedBatch
+from scannery.indexer.datapoints.validation import ValidatedBatch
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.vectors.arrays import taken
 from scannery.pipelines.dead_letters import DeadLetter
@@ -61,20 +61,16 @@ class UnitRows(NamedTuple):
     """What became of texts that are embedded to named vectors; its table is `table`."""
 
 
-def own_rows(
-    items: Iterable[Item], spec: IndexSpec, dimensions: int, named: Mapping[str, int] = NO_NAMES
-) -> UnitRows:
-    """Return the rows of records that bring their vectors: one each. `named` has the dimensions of named vectors."""
+def own_rows(items: Iterable[Item], spec: IndexSpec, dimensions: Mapping[str, int]) -> UnitRows:
+    """Return the rows of records that bring their vectors: one each. `dimensions` as of `validate`."""
     started = time.perf_counter()
     parsed: list[_ParsedRows] = []
     for in_columns, run in itertools.groupby(items, lambda item: isinstance(item, Batch)):
         if in_columns:
-            parsed += [
-                _by_columns(batch, spec, dimensions, named) for batch in run if isinstance(batch, Batch)
-            ]
+            parsed += [_by_columns(batch, spec, dimensions) for batch in run if isinstance(batch, Batch)]
         else:
-            parsed.append(_with_places(_by_records(run, spec, dimensions, named), spec, dimensions))
-    empty = embeddings_schema(spec, dimensions).empty_table()
+            parsed.append(_with_places(_by_records(run, spec, dimensions), spec, dimensions[""]))
+    empty = embeddings_schema(spec, dimensions[""]).empty_table()
     table = pa.concat_tables([empty, *(block.table for block in parsed)])
     column_number = table.schema.get_field_index("_record")
     table = table.set_column(
@@ -92,18 +88,14 @@ def own_rows(
 def embedded_rows(
     items: Iterable[Item],
     spec: IndexSpec,
-    dimensions: int,
+    dimensions: Mapping[str, int],
     encoder: Encoder,
     catalogue: Catalogue | None,
-    named: Mapping[str, int] = NO_NAMES,
 ) -> UnitRows:
-    """Return the rows of records whose texts are embedded: one for each passage, and one without a text.
-
-    `named` has the dimensions of named vectors.
-    """
+    """Return the rows of records whose texts are embedded: one for each passage, and one without a text."""
     started = time.perf_counter()
     unused = Counter[str]()
-    parsed = _by_records(one_by_one(_noting_others(items, unused)), spec, dimensions, named)
+    parsed = _by_records(one_by_one(_noting_others(items, unused)), spec, dimensions)
     read_s = time.perf_counter() - started
     has_text_N = parsed.table.column("text").is_valid().to_numpy()
     embedded = embed_documents(*_rows_at(parsed, has_text_N), spec, encoder, catalogue)
@@ -111,7 +103,7 @@ def embedded_rows(
     table, documents = embedded.table, embedded.documents
     if not has_text_N.all():
         documents += int(np.count_nonzero(~has_text_N))
-        table = _with_textless(table, parsed, has_text_N, spec, dimensions)
+        table = _with_textless(table, parsed, has_text_N, spec, dimensions[""])
     return UnitRows(
         table, documents, letters, parsed.ignored, embedded.work, read_s,
         _without_passages(parsed.field_counts, spec), parsed.unused_fields + unused, parsed.converted,
@@ -121,7 +113,8 @@ def embedded_rows(
 def with_named(
     rows: UnitRows, spec: IndexSpec, encoders: Mapping[str, Encoder], catalogue: NamedCatalogue | None
 ) -> UnitRows:
-    """Return the rows with the vectors of each name that has an encoder, without records whose text it refuses."""
+    """Return the rows with named vectors of each name that has an encoder, without records whose text it refuses."""
+    encoders = {name: encoder for name, encoder in encoders.items() if name}
     if not encoders or not rows.table.num_rows:
         return rows
     named = embed_named(rows.table, spec, encoders, catalogue)
@@ -193,14 +186,14 @@ class _ParsedRows(NamedTuple):
     converted: Counter[str]
 
 
-def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int, named: Mapping[str, int]) -> _ParsedRows:
+def _by_columns(batch: Batch, spec: IndexSpec, dimensions: Mapping[str, int]) -> _ParsedRows:
     field_counts = Counter[str]()
     try:
-        valid = validate_batch(batch, spec, dimensions, field_counts, named)
+        valid = validate_batch(batch, spec, dimensions, field_counts)
     except (ValueError, OverflowError, pa.ArrowException):  # such as text that is not UTF-8
         unused = Counter(dict.fromkeys(batch.unread, len(batch)))
-        parsed = _by_records(batch.records(), spec, dimensions, named)._replace(unused_fields=unused)
-        return _with_places(parsed, spec, dimensions)
+        parsed = _by_records(batch.records(), spec, dimensions)._replace(unused_fields=unused)
+        return _with_places(parsed, spec, dimensions[""])
     bad = {rejected.row: rejected for rejected in valid.rejected}
     letters = [
         record if isinstance(record, DeadLetter) else dead_letter(record, rejected)
@@ -212,19 +205,17 @@ def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int, named: Mapping[s
         "_source": pa.repeat(pa.scalar(batch.source, pa.string()), rows),
         "_row": batch.row + valid.rows_N,
     }
-    table = embeddings_table(valid.table, locations, spec, dimensions)
+    table = embeddings_table(valid.table, locations, spec, dimensions[""])
     unused = Counter(dict.fromkeys(batch.unread, len(batch)))
     return _ParsedRows(table, [], letters, Counter(), field_counts, unused, _converted(valid, spec))
 
 
-def _by_records(
-    items: Iterable[Item], spec: IndexSpec, dimensions: int, named: Mapping[str, int]
-) -> _ParsedRows:
+def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: Mapping[str, int]) -> _ParsedRows:
     """Return the rows of records, without their places."""
     single = [item for item in items if not isinstance(item, Batch)]
     records = [item for item in single if isinstance(item, Record)]
     field_counts = Counter[str]()
-    valid = validate_records(records, spec, dimensions, field_counts, named)
+    valid = validate_records(records, spec, dimensions, field_counts)
     made = {
         id(records[rejection.row]): dead_letter(records[rejection.row], rejection)
         for rejection in valid.rejected

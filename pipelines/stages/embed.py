@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +56,6 @@ from scannery.pipelines.state.job import (
 from scannery.pipelines.state.work_units import WorkUnit
 
 __all__ = [
-    "NamedEncoding",
     "embed_unit",
     "find_finished",
     "finished_unit",
@@ -71,18 +69,6 @@ MAX_IGNORED_NAMES = 100
 MAX_OTHER_FIELDS = 100
 SAMPLED_TEXTS = 40
 """Texts of a unit whose language is looked at: about 2 ms."""
-
-
-class NamedEncoding(NamedTuple):
-    """What texts are embedded to named vectors with."""
-
-    encoders: Mapping[str, Encoder] = MappingProxyType({})
-    """Encoders by name of the vectors."""
-    catalogue: NamedCatalogue | None = None
-    """Catalogue of texts embedded before."""
-
-
-NO_NAMED_ENCODING = NamedEncoding()
 
 
 def finished_unit(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
@@ -105,9 +91,9 @@ def embed_unit(
     unit: WorkUnit,
     job: Job,
     store: Store,
-    encoder: Encoder | None,
-    catalogue: Catalogue | None,
-    named: NamedEncoding = NO_NAMED_ENCODING,
+    encoders: Mapping[str, Encoder],
+    catalogue: Catalogue | None = None,
+    named_catalogue: NamedCatalogue | None = None,
 ) -> UnitOutcome:
     """Read a unit, embed its new documents, write its files, and return its outcome.
 
@@ -115,17 +101,18 @@ def embed_unit(
         unit: the parts of the input.
         job: the build.
         store: of the index.
-        encoder: of unnamed vectors; None: the build encodes none.
+        encoders: of `IndexSpec.document_encoders`, by the name of their vectors.
         catalogue: of documents embedded before.
-        named: encoders of named vectors.
+        named_catalogue: of texts embedded to named vectors before.
 
     Raises:
         InputChangedError: a file changed after the build was planned.
 
     """
     started = time.perf_counter()
-    worked = encoder or next(iter(named.encoders.values()), None)
-    rows = with_named(_rows(unit, job, encoder, catalogue), job.spec, named.encoders, named.catalogue)
+    worked = next(iter(encoders.values()), None)
+    rows = _rows(unit, job, encoders.get(""), catalogue)
+    rows = with_named(rows, job.spec, encoders, named_catalogue)
     made = time.perf_counter()
     shard_N = shards_of_ids(rows.table.column("document_id"), job.shards)
     output = _write_embeddings(unit, rows.table, shard_N, job, store)
@@ -146,7 +133,7 @@ def embed_unit(
             dead_letters=count_reasons(rows.letters),
             record_errors=count_categories(rows.letters),
             ignored=_bounded(rows.ignored),
-            **_observed(unit, rows, job, encoder),
+            **_observed(unit, rows, job, encoders.get("")),
             seconds=_seconds(rows, made - started, time.perf_counter() - made),
         ),
         row_groups={shard: number for number, shard in enumerate(output.pieces)},
@@ -245,8 +232,8 @@ def _rows(unit: WorkUnit, job: Job, encoder: Encoder | None, catalogue: Catalogu
     fields = Fields.of(job.spec)
     items = itertools.chain.from_iterable(read_batches(part, fields) for part in unit.parts)
     if encoder is None:
-        return own_rows(items, job.spec, job.dimensions, job.named_dimensions)
-    return embedded_rows(items, job.spec, job.dimensions, encoder, catalogue, job.named_dimensions)
+        return own_rows(items, job.spec, job.dimensions_by_name)
+    return embedded_rows(items, job.spec, job.dimensions_by_name, encoder, catalogue)
 
 
 def _bounded(counts: Counter[str]) -> dict[str, int]:

@@ -165,8 +165,8 @@ def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
 def _encoded_columns(job: Job) -> set[str]:
     """Return the columns of vectors that builds encode, all of them."""
     named = job.spec.named_vectors
-    encoded = {vector_column(name) for name in job.spec.named_encoders if named[name].vector is None}
-    return encoded | ({"embedding"} if job.embeds else set())
+    names = (name for name in job.spec.document_encoders if not name or named[name].vector is None)
+    return set(map(vector_column, names))
 
 
 def _shared(old: pa.Table, new: pa.Table) -> pa.Array:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError
 from scannery.indexer.local.files import scratch_folder
-from scannery.indexer.manifest import Manifest, SegmentEntry, documents_in
+from scannery.indexer.manifest import Manifest, SegmentEntry, documents_in, stored_vectors
 from scannery.indexer.spec.source_spec import exceeds_limit
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
@@ -224,9 +224,7 @@ def _manifest(
         parent=job.parent,
         created_at=datetime.now(timezone.utc),
         spec=job.spec,
-        encoder=job.fingerprint,
-        dimensions=job.dimensions,
-        named_vectors=dict(job.named_vectors),
+        **stored_vectors(job.vectors),
         shards=job.shards,
         segments=entries,
         **_log_position(job, parent),
@@ -258,7 +256,7 @@ def _check_log(job: Job, store: Store, parent: Manifest | None, manifest: Manife
 
 
 def _is_same(first: Manifest, second: Manifest) -> bool:
-    names = ("encoder", "dimensions", "named_vectors", "shards")
+    names = ("vectors", "shards")
     keys = [sorted(entry.labelled_keys for entry in manifest.segments) for manifest in (first, second)]
     if keys[0] != keys[1] or any(getattr(first, name) != getattr(second, name) for name in names):
         return False

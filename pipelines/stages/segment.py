@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.columns.plain import conformed
-from scannery.indexer.datapoints.named_vectors import is_vectorless, parts_by_vector, unfilled, vector_column
+from scannery.indexer.datapoints.named_vectors import has_vector, parts_by_vector, unfilled, vector_column
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
@@ -218,13 +218,7 @@ def _write_segment(
     threads: int | None = None,
     encoders: EncoderSources = NO_ENCODERS,
 ) -> BuiltSegment:
-    queries = None
-    # A small segment is not tuned, so it needs no encoder.
-    if not is_vectorless(table) and table.num_rows >= job.spec.scann.exact_below_rows:
-        if job.queries is not None:
-            queries = tuning_half(load_queries(store, job.index, job.queries))
-        elif encoders.unnamed is not None:
-            queries = questions_of(table, encoders.unnamed)
+    queries = _queries(table, job, store, encoders)
     with scratch_folder("segment") as folder:
         built = build_segment(
             table,
@@ -233,23 +227,30 @@ def _write_segment(
             directory=folder,
             threads=threads,
             queries=queries,
-            named_queries=_named_queries(table, job, encoders),
             # The measurement of tuning/index_tuning.py, made here while a core is idle.
-            measured=job.shards == 1 and queries is None,
+            measured=job.shards == 1 and "" not in queries,
         )
         store_segment(store, job.index, built)
     return built
 
 
-def _named_queries(table: pa.Table, job: Job, encoders: EncoderSources) -> dict[str, np.ndarray]:
-    """Return questions for the named vectors of a segment, for names with an encoder and enough vectors to be tuned."""
-    by_name: dict[str, np.ndarray] = {}
-    for name, encoder in encoders.named.items():
-        present = table.column(vector_column(name)).is_valid()
-        if pc.sum(present).as_py() >= job.spec.scann.exact_below_rows:
-            questions = questions_of(table.filter(present), encoder, column=job.spec.text_field(name))
-            by_name |= {} if questions is None else {name: questions}
-    return by_name
+def _queries(table: pa.Table, job: Job, store: Store, encoders: EncoderSources) -> dict[str, np.ndarray]:
+    """Return what the vectors of each name are tuned for: the user's queries, or questions if there is an encoder.
+
+    Names are left out of which there are too few vectors to be tuned, so that they need no encoder.
+    """
+    queries: dict[str, np.ndarray] = {}
+    for name in job.vectors:
+        present_N, questions = has_vector(table, vector_column(name)), None
+        if np.count_nonzero(present_N) < job.spec.scann.exact_below_rows:
+            continue
+        if not name and job.queries is not None:
+            questions = tuning_half(load_queries(store, job.index, job.queries))
+        elif name in encoders:
+            texts = table.column(job.spec.text_field(name)).filter(pa.array(present_N))
+            questions = questions_of(texts, encoders[name])
+        queries |= {} if questions is None else {name: questions}
+    return queries
 
 
 def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:

@@ -40,7 +40,7 @@ from typing import Any, Literal, NamedTuple
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
 from scannery.indexer.local.files import file_sha256
-from scannery.indexer.manifest import Manifest, NamedVectorsInfo, SegmentEntry
+from scannery.indexer.manifest import Manifest, SegmentEntry, VectorsInfo
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import read_manifest
@@ -83,17 +83,11 @@ class Job:
     """A URI or an absolute path, since workers may run in another folder."""
 
     spec: IndexSpec
-    dimensions: int
-    """Components of a vector."""
+    vectors: Mapping[str, VectorsInfo]
+    """Dimensions and encoder of the vectors of each name, as `Manifest.vectors`."""
 
     shards: int
     """Number of hash partitions."""
-
-    fingerprint: dict[str, Any] | None
-    """Fingerprint of the index's encoder; None if the source has vectors and the spec names no encoder for queries."""
-
-    named_vectors: Mapping[str, NamedVectorsInfo] = dataclasses.field(default_factory=dict)
-    """Dimensions and encoder of the vectors of each name."""
 
     recipe: dict[str, Any]
     """Everything besides the input that decides the content of embeddings files; part of their keys."""
@@ -171,9 +165,14 @@ class Job:
         return self.spec.embeds
 
     @property
-    def named_dimensions(self) -> dict[str, int]:
+    def dimensions(self) -> int:
+        """Components of an unnamed vector; 0: the index has none."""
+        return self.vectors[""].dimensions
+
+    @property
+    def dimensions_by_name(self) -> dict[str, int]:
         """Components of the vectors of each name."""
-        return {name: info.dimensions for name, info in self.named_vectors.items()}
+        return {name: info.dimensions for name, info in self.vectors.items()}
 
     def open_store(self) -> Store:
         """Return the store, opened in this process."""

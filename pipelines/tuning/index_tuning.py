@@ -109,12 +109,12 @@ def _with_recall(manifest: Manifest, whole: float | None, queries: int) -> Manif
 def _queries(index: OpenIndex, job: Job, store: Store, encoder: EncoderSource | None) -> np.ndarray | None:
     if job.queries is not None:
         return measuring_half(load_queries(store, job.index, job.queries))
-    return None if encoder is None else questions_of(_sample(index), encoder, seed=_SEED)
+    return None if encoder is None else questions_of(_sample(index).column("text"), encoder, seed=_SEED)
 
 
 def _sample(index: OpenIndex) -> pa.Table:
     """Return the texts of sampled rows with vectors, from each segment in proportion to its share of them."""
-    index = index.with_vectors()
+    index = index.space("").index
     generator, rows = np.random.default_rng(_SEED), index.manifest.rows
     samples = []
     for segment, rows_R in index.live_rows():

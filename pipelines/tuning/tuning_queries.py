@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -257,16 +257,10 @@ EncoderSource = Callable[[], "Encoder"]
 """Returns the encoder, loading it on the first call."""
 
 
-class EncoderSources(NamedTuple):
-    """The encoders of an index."""
+EncoderSources: TypeAlias = Mapping[str, EncoderSource]
+"""The encoders of an index by the name of their vectors, as `IndexSpec.encoders`."""
 
-    unnamed: EncoderSource | None = None
-    """Queries of unnamed vectors; None: the index has none for them."""
-    named: Mapping[str, EncoderSource] = MappingProxyType({})
-    """Queries of named vectors, by name; names without an encoder are left out."""
-
-
-NO_ENCODERS = EncoderSources()
+NO_ENCODERS: EncoderSources = MappingProxyType({})
 
 QUESTIONS = 300
 """Questions per segment: the standard error of their recall is about 0.01."""
@@ -275,13 +269,12 @@ _WORD = re.compile(r"\w[\w'’-]*")
 
 
 def questions_of(
-    table: pa.Table, encoder: EncoderSource, *, seed: int = 0, column: str = "text"
+    texts: pa.Array | pa.ChunkedArray, encoder: EncoderSource, *, seed: int = 0
 ) -> np.ndarray | None:
-    """Return query vectors, float32 `(at most QUESTIONS, dimensions)`, or None if the table has no texts.
+    """Return query vectors, float32 `(at most QUESTIONS, dimensions)`, or None if all texts are null.
 
-    The same table and seed give the same questions. Texts are in `column`.
+    The same texts and seed give the same questions.
     """
-    texts = table.column(column)
     if texts.null_count == len(texts):
         return None
     generator = np.random.default_rng(seed)

@@ -31,8 +31,8 @@ class IndexCounts:
     def of(cls, snapshot: Snapshot) -> IndexCounts:
         """Return the counts of a snapshot."""
         vectors = {
-            name: sum(segment.rows for segment in named.index.segments)
-            for name, named in snapshot.index.named.items()
+            name: sum(part.segment.rows for part in snapshot.space(name).parts)
+            for name in snapshot.manifest.named_vectors
         }
         return cls(snapshot.rows, memory_rows(snapshot), vectors, snapshot.sequence)
 

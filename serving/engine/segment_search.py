@@ -18,14 +18,14 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from scannery.indexer import AllowedRows, NamedVectors, SearchSettings, Segment, SegmentHits
+from scannery.indexer import AllowedRows, NamedVectors, SearchSettings, Segment, SegmentHits, VectorSpace
 from scannery.indexer.planning.planner import EXACT_ABOVE_SHARE
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.request.filter import Node
 from scannery.serving.request.options import WIRE_MODES, CostClass, Options
 from scannery.serving.request.query import Query
-from scannery.serving.snapshot.snapshot import Snapshot, VectorSpace
+from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import SearchResponse
@@ -253,7 +253,7 @@ def _of_space(
 ) -> list[SegmentSearch]:
     """Return the searches of the segments that have allowed rows with vectors of one name."""
     searches = []
-    for part, number in zip(space.parts, space.numbers, strict=True):
+    for part, own_settings in zip(space.parts, settings, strict=True):
         segment, allowed = part.segment, filtered.rows(part.number)
         if part.vectors is not None:
             allowed = part.vectors.allowed(allowed)
@@ -266,7 +266,7 @@ def _of_space(
                     segment,
                     allowed,
                     rows,
-                    settings[number],
+                    own_settings,
                     filtered.target_recall,
                     space.name,
                     part.vectors,

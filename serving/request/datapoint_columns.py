@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from decimal import Decimal
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -56,8 +55,7 @@ class DatapointColumns(NamedTuple):
 def datapoint_columns(
     points: Sequence[Datapoint],
     spec: IndexSpec,
-    dimensions: int,
-    named: Mapping[str, int] = MappingProxyType({}),
+    dimensions: Mapping[str, int],
     *,
     check: Callable[[], None],
 ) -> DatapointColumns:
@@ -66,14 +64,13 @@ def datapoint_columns(
     Args:
         points: of the request.
         spec: of the index.
-        dimensions: of the unnamed vector.
-        named: dimensions of the named vectors.
+        dimensions: of the vectors of each name; "" is the unnamed vector.
         check: called before each datapoint whose JSON is read; what it raises ends the call.
 
     """
     ids = [point.id for point in points]
     documents = [point.document_id for point in points]
-    fields = {"id": Field("id", ids), "embedding": Field("vector", _vectors(points, dimensions))}
+    fields = {"id": Field("id", ids), "embedding": Field("vector", _vectors(points, dimensions[""]))}
     if any(documents):
         wholes = [document or own_id for document, own_id in zip(documents, ids, strict=True)]
         fields["document_id"] = Field("document_id", wholes)
@@ -94,7 +91,7 @@ def datapoint_columns(
     if (column_values := _dynamic(points, spec, bool(undeclared), check)) is not None:
         fields[DYNAMIC_COLUMN] = Field("attributes", column_values)
     unknown = {} if spec.dynamic else _first_of(undeclared, maps)
-    vectors, unknown_vectors = _named_vectors(points, named)
+    vectors, unknown_vectors = _named_vectors(points, [name for name in dimensions if name])
     return DatapointColumns(fields | vectors | _spans(points), unknown, unknown_vectors)
 
 
@@ -117,7 +114,7 @@ def _vectors(points: Sequence[Datapoint], dimensions: int) -> np.ndarray | list[
 
 
 def _named_vectors(
-    points: Sequence[Datapoint], named: Mapping[str, int]
+    points: Sequence[Datapoint], named: Sequence[str]
 ) -> tuple[dict[str, Field], dict[int, str]]:
     """Return the columns of named vectors, and names that are unknown by the number of their datapoint."""
     maps = [point.vectors for point in points]
@@ -131,7 +128,7 @@ def _named_vectors(
         for name in named
         if name in names
     }
-    undeclared: Set[str] = names - named.keys()
+    undeclared: Set[str] = names - {*named}
     return fields, _first_of(undeclared, maps)
 
 

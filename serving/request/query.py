@@ -142,7 +142,7 @@ def parse_vectors(choices: Sequence[pb.VectorChoice], manifest: Manifest) -> Cho
 
 def check_has_vectors(manifest: Manifest, field: str) -> None:
     """Raise VectorsUnavailableError, for a field of the request, if the index has no vectors."""
-    if not manifest.dimensions and not manifest.named_vectors:
+    if not manifest.vector_names:
         raise VectorsUnavailableError(
             f"{field}: index {manifest.index!r} has no vectors, which dense and hybrid search need; search by words or "
             "by a sparse vector",
@@ -151,7 +151,7 @@ def check_has_vectors(manifest: Manifest, field: str) -> None:
 
 
 def _default(manifest: Manifest) -> ChosenVectors:
-    names = [""] if manifest.dimensions else list(manifest.named_vectors)
+    names = [""] if manifest.dimensions else manifest.vector_names
     return ChosenVectors(tuple(_choice(manifest, name, 1 / len(names)) for name in names), named=False)
 
 
@@ -159,8 +159,8 @@ def _choice(manifest: Manifest, name: str, weight: float) -> VectorChoice:
     return VectorChoice(
         name=name,
         weight=weight,
-        manifest=manifest.of_vectors(name) if name else manifest,
-        of_text=not name or manifest.spec.text_field(name) == "text",
+        manifest=manifest.of_vectors(name),
+        of_text=manifest.spec.text_field(name) == "text",
     )
 
 
@@ -172,14 +172,12 @@ def _weight(choice: pb.VectorChoice, path: str) -> float:
 
 
 def _check_known(name: str, manifest: Manifest, path: str) -> None:
-    if name in manifest.named_vectors or (not name and manifest.dimensions):
-        return
-    names = ", ".join(manifest.named_vectors) or "none"
-    if name:
-        problem = f"index {manifest.index!r} has no vectors {name!r:.80}; its named vectors are: {names}"
-    else:
-        problem = f"index {manifest.index!r} has no unnamed vector; its named vectors are: {names}"
-    raise InvalidRequestError.at(path, problem)
+    if name not in manifest.vector_names:
+        vectors = f"vectors {name!r:.80}" if name else "unnamed vector"
+        names = ", ".join(manifest.named_vectors) or "none"
+        raise InvalidRequestError.at(
+            path, f"index {manifest.index!r} has no {vectors}; its named vectors are: {names}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class _Batch:
     def __init__(self, items: Sequence[pb.Upsert], manifest: Manifest, deadline: Deadline) -> None:
         self.items, self._deadline = items, deadline
         self._manifest, self._spec = manifest, manifest.spec
-        self._named = {name: info.dimensions for name, info in manifest.named_vectors.items()}
+        self._named = manifest.named_vectors
         self._errors: dict[int, InvalidRequestError] = {}
         self._ids: set[str] = set()
 
@@ -190,9 +190,9 @@ class _Batch:
 
     def _validated(self, numbers: Sequence[int], *, partial: bool) -> pa.Table:
         points, spec = [self.items[number].datapoint for number in numbers], self._spec
-        dimensions = self._manifest.dimensions
+        dimensions = {name: info.dimensions for name, info in self._manifest.vectors.items()}
         fields, unknown, unknown_vectors = datapoint_columns(
-            points, spec, dimensions, self._named, check=self._deadline.check
+            points, spec, dimensions, check=self._deadline.check
         )
         self._ids.update(fields["id"].values)
         for row, name in unknown.items():
@@ -207,7 +207,6 @@ class _Batch:
             spec,
             dimensions,
             embeds=spec.encoder is not None,
-            named=self._named,
             partial=partial,
             limits=_SIZES,
             spoken=spoken_text,

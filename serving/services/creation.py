@@ -18,7 +18,7 @@ from scannery.indexer import (
     IndexSpec,
     InvalidSpecError,
     Manifest,
-    NamedVectorsInfo,
+    VectorsInfo,
     alter_index,
     altered_spec,
     create_index,
@@ -67,11 +67,11 @@ class VectorSpaces:
         """
         self._catalog, self._models = catalog, AllowedModels(catalog, models)
 
-    def of_encoder(self, spec: EncoderSpec, field: str) -> NamedVectorsInfo:
+    def of_encoder(self, spec: EncoderSpec, field: str) -> VectorsInfo:
         """Return the vectors of an encoder; EncoderUnavailableError for a field if it cannot be used here."""
         return self._of_served(spec) or self._of_model(spec, field)
 
-    def of_names(self, spec: IndexSpec, names: Collection[str], front: str) -> dict[str, NamedVectorsInfo]:
+    def of_names(self, spec: IndexSpec, names: Collection[str], front: str) -> dict[str, VectorsInfo]:
         """Return what is known of named vectors, by name.
 
         Args:
@@ -91,19 +91,19 @@ class VectorSpaces:
             for name in names
         }
 
-    def _of_served(self, spec: EncoderSpec) -> NamedVectorsInfo | None:
+    def _of_served(self, spec: EncoderSpec) -> VectorsInfo | None:
         """Return the vectors of an index that the caller can see with the same encoder, so that no model is loaded."""
         options = encoder_options(spec)
         for manifest in self._catalog.manifests():
             for vectors in manifest.encoded.values():
                 if vectors.encoder is not None and encoder_options(vectors.spec.encoder) == options:
-                    return NamedVectorsInfo(dimensions=vectors.dimensions, encoder=vectors.encoder)
+                    return VectorsInfo(dimensions=vectors.dimensions, encoder=vectors.encoder)
         return None
 
-    def _of_model(self, spec: EncoderSpec, field: str) -> NamedVectorsInfo:
+    def _of_model(self, spec: EncoderSpec, field: str) -> VectorsInfo:
         self._models.check(spec.model, field)
         fingerprint = self._catalog.encoders.fingerprint_of(spec, field=field)
-        return NamedVectorsInfo(dimensions=fingerprint.dimensions, encoder=fingerprint.to_dict())
+        return VectorsInfo(dimensions=fingerprint.dimensions, encoder=fingerprint.to_dict())
 
 
 def encoder_options(spec: EncoderSpec | None) -> dict[str, Any] | None:
@@ -140,7 +140,7 @@ class Creation:
             return kept
         if spec.reranker is not None:
             self._models.check(spec.reranker.model, "spec.reranker.model")
-        dimensions, fingerprint = self._unnamed(spec, request.dimensions)
+        unnamed = self._unnamed(spec, request.dimensions)
         named = self._spaces.of_names(spec, spec.named_vectors.keys(), "spec")
         deadline.check()
         if len(self._catalog.store.folders()) >= limits.MAX_INDEXES:
@@ -149,9 +149,7 @@ class Creation:
             manifest = create_index(
                 self._catalog.store,
                 spec,
-                dimensions=dimensions,
-                fingerprint=fingerprint,
-                named=named,
+                vectors={"": unnamed, **named},
                 request_id=request.request_id,
             )
         except AlreadyExistsError:
@@ -186,11 +184,11 @@ class Creation:
             what = f"index {name!r} is not among those that these credentials and this server are for"
             raise PermissionDeniedError(f"spec.index: {what}", field="spec.index")
 
-    def _unnamed(self, spec: IndexSpec, dimensions: int) -> tuple[int, dict[str, Any] | None]:
-        """Return dimensions and fingerprint of the unnamed vectors; the encoder tells them, or the request."""
+    def _unnamed(self, spec: IndexSpec, dimensions: int) -> VectorsInfo:
+        """Return what is known of the unnamed vectors; the encoder tells their dimensions, or the request."""
         if spec.encoder is None:
             if dimensions == 0 and spec.vectors == "optional" and spec.source.vector is None:
-                return 0, None
+                return VectorsInfo(dimensions=0)
             if dimensions == 0:
                 raise InvalidRequestError.at(
                     "dimensions",
@@ -202,13 +200,13 @@ class Creation:
                     "dimensions",
                     f"must be 1 to {limits.MAX_DIMENSIONS} for an index without an encoder, got {dimensions}",
                 )
-            return dimensions, None
+            return VectorsInfo(dimensions=dimensions)
         info = self._spaces.of_encoder(spec.encoder, "spec.encoder.model")
         if dimensions not in (0, info.dimensions):
             raise InvalidRequestError.at(
                 "dimensions", f"must be those of {spec.encoder.model}, {info.dimensions}, got {dimensions}"
             )
-        return info.dimensions, info.encoder
+        return info
 
 
 def _parsed_spec(text: str) -> IndexSpec:
@@ -279,7 +277,7 @@ class Alteration:
         changes = _parsed_changes(request.changes_json)
         live = self._catalog.live(request.index)
         before = live.state.manifest.version
-        named: dict[str, NamedVectorsInfo] = {}
+        named: dict[str, VectorsInfo] = {}
 
         def changed(manifest: Manifest) -> IndexSpec:
             deadline.check()
@@ -324,7 +322,7 @@ class Alteration:
 
     def _added_vectors(
         self, manifest: Manifest, spec: IndexSpec, live: LiveIndex[Any]
-    ) -> dict[str, NamedVectorsInfo]:
+    ) -> dict[str, VectorsInfo]:
         """Return what is known of the named vectors that a spec adds; an error if the log has others of the name."""
         added = spec.named_vectors.keys() - manifest.named_vectors.keys()
         if not added:

@@ -263,13 +263,13 @@ Verdict = tuple[str | None, str] | dict[str, Any]
 
 def built(records: list[Record], number: int) -> Verdict:
     """Return the row that a build makes of a record, or the field and message of its dead letter."""
-    return verdict_of(validate_records(records, SAME, DIMENSIONS), number)
+    return verdict_of(validate_records(records, SAME, {"": DIMENSIONS}), number)
 
 
 def by_columns(records: list[Record], number: int) -> Verdict:
     """Return what a build makes of a record that comes as one of a Parquet file."""
     columns = pa.Table.from_pylist([dict(record.fields) for record in records]).to_batches()[0]
-    return verdict_of(validate_batch(Batch(columns, "vector", "f", 1), SAME, DIMENSIONS), number)
+    return verdict_of(validate_batch(Batch(columns, "vector", "f", 1), SAME, {"": DIMENSIONS}), number)
 
 
 def verdict_of(valid: ValidatedBatch, number: int) -> Verdict:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from scannery.indexer.manifest import VectorsInfo
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import ModeError, RunnerError, chosen_machines, estimate
 from scannery.pipelines.estimating import _flops
@@ -51,13 +52,13 @@ def test_needs_of_a_shard_are_those_measured_and_a_reserve(rows, dimensions, tex
     ("dimensions", "text", "shards"), [(384, 600, 10), (1024, 600, 21), (384, 3000, 15), (96, 0, 10)]
 )
 def test_shards_follow_from_the_memory_of_a_worker(dimensions, text, shards):
-    spec = parse_spec(VECTORS)
+    spec, vectors = parse_spec(VECTORS), {"": VectorsInfo(dimensions=dimensions)}
     size = (4 * dimensions + text) * 10_000_000
     parts = [Part(base="", path="a.parquet", format="parquet", records=10_000_000, size_bytes=size)]
-    assert shards_of(spec, parts, None, dimensions) == shards
+    assert shards_of(spec, parts, None, vectors) == shards
     largest = 1.1 * 10_000_000 / shards
     assert segment_memory(largest, RowSize(dimensions, text)) <= SEGMENT_BYTES * 1.01
-    assert shards_of(parse_spec(VECTORS | {"shards": 3}), parts, None, dimensions) == 3
+    assert shards_of(parse_spec(VECTORS | {"shards": 3}), parts, None, vectors) == 3
 
 
 def test_rows_that_fit_are_the_most_that_fit():

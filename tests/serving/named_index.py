@@ -12,8 +12,8 @@ import pyarrow as pa
 from scannery.indexer import (
     IndexSpec,
     Manifest,
-    NamedVectorsInfo,
     Store,
+    VectorsInfo,
     build_segment,
     commit,
     expected_recall,
@@ -93,8 +93,7 @@ def publish_named(
             "encoder": encoders.get(""),
             "dimensions": dimensions,
             "named_vectors": {
-                name: NamedVectorsInfo(dimensions=size, encoder=encoders.get(name))
-                for name, size in named.items()
+                name: VectorsInfo(dimensions=size, encoder=encoders.get(name)) for name, size in named.items()
             },
             "shards": shards,
             "segments": tuple(entries),

@@ -291,11 +291,9 @@ def _check_distinct(tables: Sequence[pa.Table]) -> None:
 def _check_vectors(table: pa.Table, manifest: Manifest) -> None:
     if manifest.spec.vectors == "required" and not has_vector(table).all():
         raise _wrong("rows without a vector")
-    if "embedding" in table.column_names:
-        _check_numbers(table.column("embedding"), max(1, manifest.dimensions))
-    for name, info in manifest.named_vectors.items():
+    for name, info in manifest.vectors.items():
         if vector_column(name) in table.column_names:
-            _check_numbers(table.column(vector_column(name)), info.dimensions)
+            _check_numbers(table.column(vector_column(name)), max(1, info.dimensions))
 
 
 def _check_numbers(vectors: pa.ChunkedArray, dimensions: int) -> None:

@@ -94,7 +94,7 @@ def _texts(snapshot: Snapshot, locations: Sequence[tuple[int, int]]) -> list[str
 
 def _check_names(snapshot: Snapshot, names: Sequence[str]) -> None:
     manifest = snapshot.manifest
-    vector_names = {*manifest.named_vectors, *([""] if manifest.dimensions else [])}
+    vector_names = manifest.vector_names
     for number, name in enumerate(names):
         if name not in vector_names:
             raise InvalidRequestError.at(

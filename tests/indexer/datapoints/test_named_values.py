@@ -39,7 +39,7 @@ def validated(**vectors: Any) -> ValidatedBatch:
     rows = len(next(iter(vectors.values())))
     given = {"id": [f"d{row}" for row in range(rows)], "text": ["t"] * rows}
     fields |= {name: Field(name, values) for name, values in given.items()}
-    return validate(rows, fields, spec_of(), 4, embeds=True, named=NAMED)
+    return validate(rows, fields, spec_of(), {"": 4, **NAMED}, embeds=True)
 
 
 def test_vectors_of_a_name_are_kept_as_given_and_may_be_missing() -> None:
@@ -69,7 +69,7 @@ def test_a_wrong_vector_rejects_its_row_alone(name: str, value: object, what: st
 def test_an_unnamed_vector_is_refused_with_the_names_that_there_are() -> None:
     spec = parse_spec({"index": "n", "source": {}, "named_vectors": {"image": {"dimensions": 2}}})
     fields = {"id": Field("id", ["a"]), "embedding": Field("vector", [[1, 2]])}
-    done = validate(1, fields, spec, 0, embeds=False, named={"image": 2})
+    done = validate(1, fields, spec, {"": 0, "image": 2}, embeds=False)
     assert "the index has named vectors only (image); write `vectors`" in done.rejected[0].error.message
 
 
@@ -78,7 +78,7 @@ def passages(spec: IndexSpec, image: list[list[float] | None]) -> pa.Table:
     given = {"id": ["a", "b"], "text": ["one two", "three four"], "title": ["A", None]}
     fields = {name: Field(name, values) for name, values in given.items()}
     fields[vector_column("image")] = Field("image", image)
-    documents = validate(2, fields, spec, 4, embeds=True, named=NAMED).table
+    documents = validate(2, fields, spec, {"": 4, **NAMED}, embeds=True).table
     own: dict[str, list[Any]] = {
         "text": ["one", "two", "three", "four"],
         "title": ["A", "A", None, None],

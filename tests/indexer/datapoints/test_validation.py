@@ -38,7 +38,7 @@ def validated(rows: Any = 3, spec: Any = SPEC, **columns: Any) -> ValidatedBatch
     options = {name: columns.pop(name) for name in ("limits", "partial", "spoken") if name in columns}
     fields = {"id": [f"id{row}" for row in range(rows)], **columns}
     named = {name: Field(name, values) for name, values in fields.items()}
-    return validate(rows, named, spec, 2, embeds=True, **options)
+    return validate(rows, named, spec, {"": 2}, embeds=True, **options)
 
 
 def errors(valid: ValidatedBatch) -> dict[int, tuple[str, str | None]]:

@@ -17,11 +17,11 @@ from scannery.indexer import (
     IndexSpec,
     Manifest,
     MemorySegment,
-    NamedVectorsInfo,
     OpenIndex,
     Segment,
     SegmentCache,
     Store,
+    VectorsInfo,
     build_segment,
     open_index,
     open_segment,
@@ -165,13 +165,17 @@ def test_an_index_of_a_name_has_its_live_vectors(tmp_path: Path) -> None:
     mask_N.setflags(write=False)
     manifest = Manifest(
         index="n", version=1, created_at="2026-01-01T00:00:00Z", spec=spec, dimensions=8, shards=1,
-        segments=(segment.entry,), named_vectors={"title": NamedVectorsInfo(dimensions=6)},
+        segments=(segment.entry,), named_vectors={"title": VectorsInfo(dimensions=6)},
     )  # fmt: skip
     again = Manifest.from_json(manifest.to_json(), origin="test")
     assert again.segments == manifest.segments
     index = OpenIndex(again, (segment,), (segment.allow(mask_N),))
-    named = index.named["title"]
-    assert (named.numbers, named.index.dimensions, named.index.spec.distance) == ((0,), 6, "dot")
+    named = index.space("title")
+    assert ([part.number for part in named.parts], named.index.dimensions, named.index.spec.distance) == (
+        [0],
+        6,
+        "dot",
+    )
     assert named.index.alive[0] is not None
     assert named.index.alive[0].count == sum(vector is not None for vector in titles[:100])
 
@@ -193,13 +197,15 @@ def test_a_stored_index_with_named_vectors_keeps_opening_and_answering(tmp_path:
     index = open_index(store, "golden", cache=SegmentCache(tmp_path))
     assert verify(store, "golden").problems == ()
     titles_ND, query_D = clustered(1000, 4, seed=1), clustered(1, 4, seed=9)
-    named = index.named["title"]
-    [segment], [vectors], [settings] = named.index.segments, named.vectors, named.index.settings_for(0.95)
+    named = index.space("title")
+    [part], [settings] = named.parts, named.index.settings_for(0.95)
+    segment, vectors = part.segment, part.vectors
+    assert vectors is not None
     assert segment.entry.kind == "scann"
     found, _ = segment.search(query_D, 3, settings=settings)
     ids = index.segments[0].take(vectors.datapoints(found)[0], ["id"]).column(0).to_pylist()
     assert ids == [f"d{row}" for row in np.argsort(-(titles_ND @ query_D[0]))[:3]]
-    images = index.named["image"]
+    images = index.space("image")
     assert (images.index.dimensions, images.index.segments[0].rows) == (2, 20)
 
 

@@ -153,7 +153,7 @@ def test_a_commit_during_which_its_index_is_dropped_leaves_no_version_without_fi
 
 RACING = """
 import random, sys, time
-from scannery.indexer import Store, create_index
+from scannery.indexer import Store, VectorsInfo, create_index
 from scannery.indexer.errors import IndexerError
 from scannery.indexer.versions.dropping import drop_index
 from tests.data import clustered, datapoints, publish
@@ -167,7 +167,7 @@ while time.monotonic() < started + (30 if what == "publish" and not done else 1.
         if what == "drop":
             drop_index(store, "t", force=True)
         elif what == "create":
-            create_index(store, SPEC, dimensions=4)
+            create_index(store, SPEC, vectors={"": VectorsInfo(dimensions=4)})
         else:
             publish(store, SPEC, rows, Path(sys.argv[3]))
         done += 1

@@ -101,7 +101,7 @@ class Named:
 
     def searchable(self, name: str) -> dict[str, list[float]]:
         """Return the live vectors of a name as a search reads them, by id."""
-        index = self.catalog.live("named").state.opened().named[name].index
+        index = self.catalog.live("named").state.opened().space(name).index
         found: dict[str, list[float]] = {}
         for segment, rows_R in index.live_rows():
             ids = segment.ids.to_pylist()

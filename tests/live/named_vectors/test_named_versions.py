@@ -13,13 +13,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from scannery.indexer import (
     FormatError,
     Manifest,
-    NamedVectorsInfo,
     Store,
+    VectorsInfo,
     alter_index,
     collect_garbage,
     commit,
@@ -169,17 +170,21 @@ def test_a_record_of_another_encoder_or_size_does_not_fit(index: Named) -> None:
     again = decode(encode(mutation), sequence=1)
     assert rows_fit(again, manifest, sequence=1).rows.equals(mutation.rows)
 
-    def of(info: NamedVectorsInfo | None) -> Manifest:
+    def of(info: VectorsInfo | None) -> Manifest:
         spec = parse_spec(PLAIN | ({"named_vectors": TITLE} if info else {}))
         named = {"title": info} if info else {}
         return manifest.model_copy(update={"spec": spec, "named_vectors": named})
 
     with pytest.raises(FormatError, match="its vectors 'title' have 3 dimensions, those of the version 5"):
-        rows_fit(again, of(NamedVectorsInfo(dimensions=5)), sequence=1)
-    encoded = of(NamedVectorsInfo(dimensions=3, encoder={"digest": "other"}))
+        rows_fit(again, of(VectorsInfo(dimensions=5)), sequence=1)
+    encoded = of(VectorsInfo(dimensions=3, encoder={"digest": "other"}))
     with pytest.raises(FormatError, match="its vectors 'title' were made for another encoder"):
         rows_fit(again, encoded, sequence=1)
-    assert rows_fit(replace(again, named_encoders={"title": "other"}), encoded, sequence=1).rows.num_rows == 1
+    assert rows_fit(replace(again, encoders={"title": "other"}), encoded, sequence=1).rows.num_rows == 1
+    with pytest.raises(FormatError, match="its vectors have 4 dimensions, those of the version 5"):
+        rows_fit(again, manifest.model_copy(update={"dimensions": 5}), sequence=1)
+    with pytest.raises(FormatError, match="its vectors were made for another encoder"):
+        rows_fit(replace(again, encoders={"": "other"}), manifest, sequence=1)
     without = rows_fit(again, of(None), sequence=1)
     assert not [name for name in without.rows.column_names if name.startswith("_embedding")]
 
@@ -283,6 +288,20 @@ def test_the_encoder_of_a_name_must_be_given_without_a_server(store: Store, inde
         alter_index(store, "named", added)
 
 
+def test_records_name_encoders_as_docs_format_md_says() -> None:
+    rows = pa.table({"id": ["a"], "embedding": pa.array([[1, 2]], pa.list_(pa.float32(), 2))})
+    for encoders, expected in [
+        ({}, {"encoder": None}),
+        ({"": "a"}, {"encoder": "a"}),
+        ({"title": "b"}, {"encoder": None, "named_encoders": {"title": "b"}}),
+        ({"": "a", "title": "b"}, {"encoder": "a", "named_encoders": {"title": "b"}}),
+    ]:
+        data = encode(Mutation(rows, encoders=encoders))
+        header = json.loads(pa.ipc.open_stream(data).schema.metadata[b"scannery.mutation"])
+        assert {key: value for key, value in header.items() if "encoder" in key} == expected
+        assert decode(data, sequence=1).encoders == encoders
+
+
 WRITER = """
 import sys
 from pathlib import Path
@@ -323,4 +342,4 @@ def test_a_writer_that_is_killed_loses_no_vector_that_was_acknowledged(
         assert found == titles(*range(len(found)))
         assert again.searchable("title") == {name: own["title"] for name, own in found.items()}
     seal(store, "named")
-    assert open_index(store, "named").named["title"].index.manifest.rows == len(found)
+    assert open_index(store, "named").space("title").index.manifest.rows == len(found)

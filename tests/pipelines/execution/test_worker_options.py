@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scannery.indexer.manifest import VectorsInfo
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import RunnerError
 from scannery.pipelines.execution.runners import (
@@ -31,9 +32,8 @@ GPU = "type:nvidia-l4;count:1;install-nvidia-driver"
 
 
 def a_job(store: Any) -> Any:
-    return new_job(
-        parse_spec(VECTORS), store, dimensions=8, shards=3, fingerprint=None, parent=None, mode="full"
-    )
+    vectors = {"": VectorsInfo(dimensions=8)}
+    return new_job(parse_spec(VECTORS), store, vectors=vectors, shards=3, parent=None, mode="full")
 
 
 def filled(pipeline: Any, store: Any, pools: StagePools | None = None, units: int = 2, **options: Any) -> Any:

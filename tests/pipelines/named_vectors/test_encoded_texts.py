@@ -238,7 +238,7 @@ def test_a_text_that_the_encoder_refuses_makes_a_dead_letter(encoders):
     records = [
         Record({"id": f"t{n}", "subject": text}, "a.jsonl", line=n + 1) for n, text in enumerate(topics)
     ]
-    table = own_rows(records, spec, 0, {"topic": 64}).table
+    table = own_rows(records, spec, {"": 0, "topic": 64}).table
     refusing: Any = Refusing(encoders["topic"], "steam")
     found = embed_named(table, spec, {"topic": refusing})
     assert found.table.column("id").to_pylist() == ["t0", "t2", "t4"]

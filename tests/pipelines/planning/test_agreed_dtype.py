@@ -12,6 +12,7 @@ import pytest
 from scannery.cli.commands.build import _warnings
 from scannery.embed import Encoder
 from scannery.embed.devices import cpu, precision
+from scannery.indexer.manifest import VectorsInfo
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import PipelineError
 from scannery.pipelines.job_planning import new_job
@@ -38,7 +39,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def job(store) -> Job:
     spec = parse_spec(SPEC)
-    made = new_job(spec, store, dimensions=384, shards=1, fingerprint=None, parent=None, mode="full")
+    made = new_job(spec, store, vectors={"": VectorsInfo(dimensions=384)}, shards=1, parent=None, mode="full")
     return dataclasses.replace(made, build_id="b" * 16)
 
 

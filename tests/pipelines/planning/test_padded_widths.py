@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from scannery.indexer import Store
+from scannery.indexer.manifest import VectorsInfo
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import RunnerError, build
@@ -40,9 +41,8 @@ def planned(spec: dict[str, Any], inputs: list[Path], folder: Path) -> tuple[Any
     parts, _ = cut_input(find_files([str(path) for path in inputs]), parsed, None)
     encoder = PlannedEncoder(parsed.encoder)
     store = Store.open(folder / "store", create=True)
-    job = new_job(
-        parsed, store, dimensions=32, shards=1, fingerprint=encoder.fingerprint.to_dict(), parent=None, mode="full",
-    )  # fmt: skip
+    vectors = {"": VectorsInfo(dimensions=32, encoder=encoder.fingerprint.to_dict())}
+    job = new_job(parsed, store, vectors=vectors, shards=1, parent=None, mode="full")
     job = with_widths(job, parts, encoder)
     return job, sampled_passages(parts, parsed, 32, encoder.load_on_cpu())
 

@@ -48,8 +48,8 @@ def one_by_one(batches: list[Batch]) -> Iterator[Item]:
 def check(batches: list[Batch], spec: dict[str, Any] = SPEC) -> pa.Table:
     """Return what both ways make of the batches, which must be the same."""
     parsed = parse_spec(spec)
-    ours = own_rows(batches, parsed, DIMENSIONS)
-    theirs = own_rows(one_by_one(batches), parsed, DIMENSIONS)
+    ours = own_rows(batches, parsed, {"": DIMENSIONS})
+    theirs = own_rows(one_by_one(batches), parsed, {"": DIMENSIONS})
     assert ours.letters == theirs.letters
     assert (ours.documents, ours.ignored) == (theirs.documents, theirs.ignored)
     assert ours.converted == theirs.converted
@@ -194,7 +194,7 @@ def good_columns(rows: int) -> dict[str, pa.Array]:
 
 def test_good_rows_need_no_record():
     batch = batch_of(good_columns(50))
-    valid = validate_batch(batch, parse_spec(SPEC), DIMENSIONS)
+    valid = validate_batch(batch, parse_spec(SPEC), {"": DIMENSIONS})
     assert (len(valid.table), valid.rejected) == (50, [])
     assert check([batch, batch]).column("_record").to_pylist() == list(range(100))
 
@@ -203,7 +203,7 @@ def test_a_bad_row_keeps_its_neighbours_in_columns():
     columns = good_columns(50)
     columns["payload"] = pa.array(['{"a": 1}'] * 20 + ["{"] + ['{"a": 1}'] * 29)
     columns["id"] = pa.array([None, *(f"id{row}" for row in range(1, 50))])
-    valid = validate_batch(batch_of(columns), parse_spec(SPEC), DIMENSIONS)
+    valid = validate_batch(batch_of(columns), parse_spec(SPEC), {"": DIMENSIONS})
     assert (len(valid.table), [rejected.row for rejected in valid.rejected]) == (48, [0, 20])
     assert len(check([batch_of(columns)])) == 48
 
@@ -212,7 +212,7 @@ def test_text_that_is_not_utf8_costs_its_own_row():
     columns = good_columns(5)
     raw = pa.array([b"a", b"b", b"\xff", b"d", b"e"], pa.binary())
     columns["s"] = pa.StringArray.from_buffers(5, *raw.buffers()[1:])
-    rows = own_rows([batch_of(columns)], parse_spec(SPEC), DIMENSIONS)
+    rows = own_rows([batch_of(columns)], parse_spec(SPEC), {"": DIMENSIONS})
     assert rows.table.column("id").to_pylist() == ["id0", "id1", "id3", "id4"]
     assert [(letter.reason, letter.row) for letter in rows.letters] == [("encoding", 13)]
 

@@ -42,9 +42,9 @@ def spec_of(**source: Any) -> IndexSpec:
 
 def test_texts_and_titles_are_read_by_records_and_by_columns():
     spec = spec_of(text_format="html")
-    by_records = validate_records([Record(row, "a", line=1) for row in ROWS], spec, 1)
+    by_records = validate_records([Record(row, "a", line=1) for row in ROWS], spec, {"": 1})
     columns = pa.RecordBatch.from_pylist(ROWS)
-    by_columns = validate_batch(Batch(columns, None, "a", 1), spec, 1)
+    by_columns = validate_batch(Batch(columns, None, "a", 1), spec, {"": 1})
     for valid in (by_records, by_columns):
         assert [text.replace("\xa0", " ") for text in valid.table["text"].to_pylist()] == TEXTS
         assert valid.table["title"].to_pylist()[0] == "Tea & coffee"
@@ -52,13 +52,13 @@ def test_texts_and_titles_are_read_by_records_and_by_columns():
 
 @pytest.mark.parametrize("source", [{}, {"text_format": "plain"}])
 def test_without_the_key_texts_stay_as_they_are(source):
-    valid = validate_records([Record(row, "a", line=1) for row in ROWS], spec_of(**source), 1)
+    valid = validate_records([Record(row, "a", line=1) for row in ROWS], spec_of(**source), {"": 1})
     assert valid.table["text"].to_pylist() == [row["body"] for row in ROWS]
 
 
 def test_several_fields_are_read_together():
     spec = spec_of(text=["name", "body"], title=None, text_format="html")
-    valid = validate_records([Record(ROWS[0], "a", line=1)], spec, 1)
+    valid = validate_records([Record(ROWS[0], "a", line=1)], spec, {"": 1})
     assert valid.table["text"].to_pylist()[0].startswith("Tea & coffee\n\n## Brewing")
 
 

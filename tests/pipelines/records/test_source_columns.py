@@ -28,7 +28,7 @@ def made(fields: dict[str, Any], spec: Any = TEXT) -> dict[str, Any] | DeadLette
     """Return the row that a record becomes, or its dead letter; a good one beside it changes nothing."""
     other = {"id": "other", "key": "other", "body": "good", "v": [1, 2, 3], "doc": "other"}
     records = [Record(other, "file.jsonl", line=6), Record(fields, "file.jsonl", line=7)]
-    valid = validate_records(records, spec, 3)
+    valid = validate_records(records, spec, {"": 3})
     if not valid.rejected:
         row: dict[str, Any] = valid.table.to_pylist()[1]
         return row

@@ -20,8 +20,8 @@ def built(write, tmp_path):
     store = Store.open(tmp_path / "store", create=True)
     run(store, write("a.jsonl", vector_records(0, 8000)), spec=VECTORS)
     manifest = read_manifest(store, "vectors", 1)
-    job = Job(store_uri="unused", spec=manifest.spec, dimensions=manifest.dimensions, shards=1, fingerprint=None,
-              recipe={}, build_id="b", parent=1)  # fmt: skip
+    job = Job(store_uri="unused", spec=manifest.spec, vectors=manifest.vectors, shards=1, recipe={},
+              build_id="b", parent=1)  # fmt: skip
     return store, job, manifest.segments[0]
 
 
@@ -70,8 +70,8 @@ def test_named_vectors_of_a_bucket_are_those_of_their_datapoints(write, tmp_path
         spec={**VECTORS, "named_vectors": {"other": {"vector": "other", "dimensions": 3}}},
     )
     manifest = read_manifest(store, "vectors", 1)
-    job = Job(store_uri="unused", spec=manifest.spec, dimensions=manifest.dimensions, shards=1, fingerprint=None,
-              recipe={}, build_id="b", parent=1)  # fmt: skip
+    job = Job(store_uri="unused", spec=manifest.spec, vectors=manifest.vectors, shards=1, recipe={},
+              build_id="b", parent=1)  # fmt: skip
     bucket = Store(store.uri, CountingBucket(Path(store.uri)))
     columns = ["id", vector_column("other")]
     table, _ = read_live_rows(manifest.segments[0], job, bucket, columns)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scannery.indexer import Store, read_manifest, verify
+from scannery.indexer import Store, VectorsInfo, read_manifest, verify
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines.execution import chain
 from scannery.pipelines.execution import run as execution
@@ -39,8 +39,8 @@ class Rows(NamedTuple):
 
 
 def job_of(store_uri: str = "unused") -> Job:
-    return Job(store_uri=store_uri, spec=parse_spec(BY_DOCUMENT), dimensions=8, shards=4, fingerprint=None, recipe={},
-               build_id="b", parent=1, mode="upsert")  # fmt: skip
+    return Job(store_uri=store_uri, spec=parse_spec(BY_DOCUMENT), vectors={"": VectorsInfo(dimensions=8)}, shards=4,
+               recipe={}, build_id="b", parent=1, mode="upsert")  # fmt: skip
 
 
 def reference(

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from scannery.indexer import Store
+from scannery.indexer import Store, VectorsInfo
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines.state import progress
 from scannery.pipelines.state.job import Job
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.system
 def test_a_slow_listing_is_seldom_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "INTERVAL_S", 0.001)
     store = Store.open(tmp_path / "store", create=True)
-    job = Job(store_uri=store.uri, spec=parse_spec(VECTORS), dimensions=8, shards=1, fingerprint=None, recipe={},
-              build_id="b", parent=None)  # fmt: skip
+    job = Job(store_uri=store.uri, spec=parse_spec(VECTORS), vectors={"": VectorsInfo(dimensions=8)}, shards=1,
+              recipe={}, build_id="b", parent=None)  # fmt: skip
     spent: list[float] = []
     seen: list[Progress] = []
     real = store.list

@@ -348,7 +348,9 @@ def test_json_that_is_far_too_long_is_not_parsed(form: str, monkeypatch: pytest.
     for module in ("indexer.datapoints.dynamic", "serving.request.datapoint_columns"):
         monkeypatch.setattr(f"scannery.{module}.strict_json", None)
     [error] = (
-        datapoint_columns([point], parse_spec(SPEC), 4, check=lambda: None).fields[DYNAMIC_COLUMN].values
+        datapoint_columns([point], parse_spec(SPEC), {"": 4}, check=lambda: None)
+        .fields[DYNAMIC_COLUMN]
+        .values
     )
     assert isinstance(error, InvalidRecordError)
     assert "must have at most 1048576 bytes, got 9" in error.message
@@ -362,7 +364,9 @@ def test_a_key_that_an_object_has_twice_is_refused(form: str) -> None:
     else:
         point.attributes["x"].json_value = '[{"inner": 1, "inner": 2}]'
     [error] = (
-        datapoint_columns([point], parse_spec(SPEC), 4, check=lambda: None).fields[DYNAMIC_COLUMN].values
+        datapoint_columns([point], parse_spec(SPEC), {"": 4}, check=lambda: None)
+        .fields[DYNAMIC_COLUMN]
+        .values
     )
     assert isinstance(error, InvalidRecordError)
     assert error.field == ("dynamic_json" if form == "dynamic_json" else "attributes.x")
@@ -372,7 +376,9 @@ def test_a_key_that_an_object_has_twice_is_refused(form: str) -> None:
 def test_refused_attributes_are_not_kept_by_their_error() -> None:
     point = Datapoint(id="a", dynamic_json='{"x": {"a": [1' + "0" * 30 + "]}}")
     [error] = (
-        datapoint_columns([point], parse_spec(SPEC), 4, check=lambda: None).fields[DYNAMIC_COLUMN].values
+        datapoint_columns([point], parse_spec(SPEC), {"": 4}, check=lambda: None)
+        .fields[DYNAMIC_COLUMN]
+        .values
     )
     assert isinstance(error, InvalidRecordError) and "must fit 64 bits" in error.message
     assert error.__traceback__ is None
