@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.indexer import Analyser, LexicalSpec
-from scannery.indexer.lexical.words import word_places, words_of
+from scannery.indexer.lexical.words import WORD, word_places, words_of
 
 TEXTS = [
     "Volcanoes, don’t erupt: U.S.A 3.14",
@@ -53,6 +53,22 @@ def test_places_are_of_the_words(text: str, version: int) -> None:
         # What lies there has the word, alone or within a piece that cannot be divided.
         again = "".join(words_of(text[start:end], version))
         assert again and any(char in again for char in word)
+
+
+@pytest.mark.system
+@given(st.text(alphabet="abeoxzAE019__..::,,;;'' \n\r\t\"-+#&@/!\x0b\x0c\x1c\x1f\x00\x7f()", max_size=20))
+@settings(max_examples=1000)
+def test_words_of_ascii_are_those_of_unicode(text: str) -> None:
+    assert words_of(text, 3) == WORD.findall(text.lower())
+    assert [word for word, _ in places(text)] == WORD.findall(text.lower())
+
+
+@pytest.mark.parametrize("first", [chr(code) for code in range(128)])
+def test_signs_between_letters_are_those_of_unicode(first: str) -> None:
+    for second in map(chr, range(128)):
+        for before, after in ("ab", "12", "_x", " e", "a1"):
+            text = f"{before}{first}{second}{after}".lower()
+            assert words_of(text, 3) == WORD.findall(text)
 
 
 @pytest.mark.parametrize(
