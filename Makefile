@@ -25,6 +25,13 @@ wheel:  ## dist/scannery-….whl and, for programs that ask a server, dist/scann
 # Three on two cores: a quarter of the time of a test goes into waiting for other processes and for clocks.
 TESTS_AT_ONCE ?= 3
 
+# Files of slow tests are in memory where there are 4 GiB for them: making them durable takes a fifteenth of the
+# processor time, and waits for the disk. The quick tests use the disk. Some tests run programs that they write.
+IN_MEMORY := $(shell [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -ge 4194304 ] 2>/dev/null \
+	&& ! grep -q ' /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
+
+test-system test-long: export PYTEST_DEBUG_TEMPROOT ?= $(IN_MEMORY)
+
 # Bytecode is kept, also where the environment forbids that: test modules take seconds to compile, and hundreds of
 # processes are started that import the package.
 test test-system test-long: export PYTHONDONTWRITEBYTECODE :=
