@@ -141,6 +141,8 @@ def print_explanation(explanation: Explanation) -> None:
         typer.echo(f"  {explanation.mode}, by {explanation.fusion} with alpha {explanation.alpha:g}")
     elif explanation.mode is not None:
         typer.echo(f"  {explanation.mode}")
+    for word, pattern in explanation.expanded_words.items():
+        typer.echo(f"  {word}: searched as {pattern}")
     for plan in explanation.segments:
         leaves = f", {plan.leaves_searched:,} leaves" if plan.leaves_searched else ""
         typer.echo(

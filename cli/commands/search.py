@@ -119,6 +119,17 @@ def search(
         bool,
         typer.Option("--highlight", help="Print the best sentence of each hit, with the words that match."),
     ] = False,
+    typos: Annotated[
+        bool | None,
+        typer.Option(
+            "--typos/--no-typos",
+            help="Take a word that no text has for similar ones. Default: the index's own.",
+            show_default=False,
+        ),
+    ] = None,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="The last word may be the beginning of a word.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also print how the query was answered.")
     ] = False,
@@ -143,6 +154,8 @@ def search(
         "rerank": rerank,
         "rerank_budget_s": rerank_budget,
         "highlight": highlight,
+        "typos": typos,
+        "prefix": prefix,
         "explain": explain,
         "fields": fields or None,
     }

@@ -163,6 +163,11 @@ class SearchOptions(TypedDict, total=False):
     highlight: bool | HighlightBy
     """Also return the best sentence of each hit and the words that match, in `hit.snippet`. The query must be or have a
     text. The sentence is chosen by the `encoder` or by `words`; True: by the encoder, if the index has one."""
+    typos: bool | None
+    """Whether searches by words forgive typing errors: a word that no text has stands for words that differ from it by
+    one letter, from eight letters on by two. Default: the index's own, which is True unless the spec says otherwise."""
+    prefix: bool
+    """Whether the last word of a search by words may be the beginning of a word, for search as one types."""
     explain: bool
     """Also say how the query was answered, in `hits.explanation`."""
     fields: Sequence[str] | None
@@ -301,6 +306,8 @@ def build_options(
     rerank: int | None = None,
     rerank_budget_s: float | None = None,
     highlight: bool | HighlightBy = False,
+    typos: bool | None = None,
+    prefix: bool = False,
     explain: bool = False,
     fields: Sequence[str] | None = None,
     vectors: VectorChoices | bool = False,
@@ -331,6 +338,8 @@ def build_options(
         explain=bool(explain),
         min_sequence=_sequence(min_sequence),
         allow_partial=bool(allow_partial),
+        typos=None if typos is None else bool(typos),
+        prefix=bool(prefix),
     )
     _add_fusion(options, mode, alpha, fusion)
     _add_vectors(options, vectors)

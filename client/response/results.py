@@ -227,6 +227,9 @@ class Explanation:
     the settings measured for that find too little. 1: exact search."""
     recall_steps: int = 0
     """Steps by which the effective target is above; 0: it is not, and the measured curve holds."""
+    expanded_words: dict[str, str] = field(default_factory=dict)
+    """Patterns of the words of the query that stand for others (typing errors, beginnings of words, synonyms), by word:
+    `volc*` are all that begin so, `artifci~2` all with at most two letters of difference, `a|b` either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

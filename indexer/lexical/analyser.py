@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import regex
 
@@ -55,6 +55,7 @@ __all__ = [
     "MAX_PARTS",
     "Analyser",
     "CompoundSplitter",
+    "QueryWord",
     "analyser_of",
     "chosen_parts",
     "costs_of",
@@ -198,6 +199,21 @@ rows with the word come before those with many of its parts."""
 _TermSpan = tuple[tuple[str, ...], int, int]
 
 
+class QueryWord(NamedTuple):
+    """A word of a query."""
+
+    text: str
+    """The word, normalised."""
+    terms: tuple[str, ...]
+    """The terms of the word, its stem first."""
+    weight: float
+    """Weight of each term."""
+    end: int
+    """Position after the last character in the query."""
+    in_code: bool
+    """Whether it is a word of code, or a part of one."""
+
+
 class Analyser:
     """Turns texts into terms. Safe to use from several threads."""
 
@@ -239,6 +255,35 @@ class Analyser:
             for term in terms:
                 weights[term] = weights.get(term, 0.0) + weight
         return weights
+
+    def query_words(self, text: str) -> list[QueryWord]:
+        """Return the words of a query in order, with the terms and weights of `query_terms`.
+
+        Parts of words of code come last. Words that are not indexed are left out.
+        """
+        words = list(word_places(text, self._version))
+        base, code = list(self._located(words)), list(self._code_places(text))
+        weights = _place_weights(base, code)
+        inside = [(start, end) for _, start, end in code]
+        plain = [
+            QueryWord(word, terms, weight, end, any(first < end and start < last for first, last in inside))
+            for (word, start, end), (terms, _, _), weight in zip(words, base, weights, strict=False)
+        ]
+        parts = [
+            QueryWord(text[start:end], terms, weight, end, in_code=True)
+            for (terms, start, end), weight in zip(code, weights[len(base) :], strict=True)
+        ]
+        return [word for word in (*plain, *parts) if word.terms]
+
+    def plain_word(self, word: str) -> str:
+        """Return a word with the letters that stems have: normalised, and without accents from version 3 on."""
+        word = normalised(word, self._version)
+        return word if self._version < 3 else _without_accents(word)
+
+    def distinct_stems(self, words: Iterable[str]) -> set[str]:
+        """Return the stems of plain words, without keeping them, as nobody wrote these; none of stop words."""
+        stem = self._of_thread().stem
+        return {stem(word) for word in words if word not in self._stop_words} - {""}
 
     def spans(self, text: str) -> Iterator[_TermSpan]:
         """Yield the terms of each word, and where it is in the text as given: first character, one past the last.

@@ -20,9 +20,9 @@ Shapes: N rows of the segment, P postings, T terms of the query, M rows that mat
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -35,6 +35,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.passages import searched_text
 from scannery.indexer.lexical.analyser import Analyser
+from scannery.indexer.lexical.term_patterns import alternatives_of, patterns_among, prefix_of, similar_of
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.spec.spec import LexicalSpec
 from scannery.indexer.vectors.arrays import mapped
@@ -115,18 +116,81 @@ class Postings:
         """Number of terms in all rows, repetitions included."""
         return int(self.lengths_N.sum(dtype=np.int64))
 
-    def number_of(self, term: str) -> int | None:
-        """Return the number of a term, or None if no row has it."""
-        key = term.encode("utf-8", "surrogatepass")
-        number = bisect_left(range(len(self._term_starts) - 1), key, key=self._term)
-        return number if number < len(self._term_starts) - 1 and self._term(number) == key else None
+    def numbers_of(self, terms: Sequence[str]) -> np.ndarray:
+        """Return the number of each term, int64; negative: no row has it."""
+        from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
 
-    def frequency(self, number: int) -> int:
-        """Return the number of rows that have a term, given by its number."""
-        return int(self.starts_T[number + 1] - self.starts_T[number])
+        keys = [term.encode("utf-8", "surrogatepass") for term in terms]
+        starts = np.cumsum([0, *map(len, keys)], dtype=np.int64)
+        numbers = np.empty(len(keys), np.int64)
+        keys_B = np.frombuffer(b"".join(keys), np.uint8)
+        term_kernels.find_terms(self._term_bytes, self._term_starts, keys_B, starts, numbers)
+        return numbers
 
-    def _term(self, number: int) -> bytes:
-        return bytes(self._term_bytes[self._term_starts[number] : self._term_starts[number + 1]])
+    def matching(self, pattern: str) -> np.ndarray:
+        """Return the numbers of the terms that match a pattern, int64, ascending (term_patterns.py)."""
+        parts = [self._matching_one(each) for each in alternatives_of(pattern)]
+        return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+
+    def frequency(self, numbers: np.ndarray, alive: AllowedRows | None = None) -> int:
+        """Return in how many rows terms are, given by their numbers; a row with several of them counts for each.
+
+        Args:
+            numbers: of terms, int64, ascending.
+            alive: the rows to count; None: all.
+
+        """
+        if alive is None:
+            return int((self.starts_T[numbers + 1] - self.starts_T[numbers]).sum())
+        return sum(
+            int(np.count_nonzero(alive.mask_N[self.rows_P[start:end]])) for start, end in self._runs(numbers)
+        )
+
+    def of_numbers(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows with any of some terms, ascending, and how often they have them, both int32 (P,)."""
+        runs = list(self._runs(numbers))
+        if len(numbers) == 1:
+            [(start, end)] = runs
+            return self.rows_P[start:end], self.counts_P[start:end]
+        rows_P = np.concatenate([self.rows_P[start:end] for start, end in runs])
+        order_P = np.argsort(rows_P, kind="stable")
+        rows_P = rows_P[order_P]
+        counts_P = np.concatenate([self.counts_P[start:end] for start, end in runs])[order_P]
+        is_first_P = np.append(True, rows_P[1:] != rows_P[:-1])
+        return rows_P[is_first_P], np.add.reduceat(counts_P, np.flatnonzero(is_first_P), dtype=np.int32)
+
+    def _runs(self, numbers: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yield the first posting, and one past the last, of each run of adjacent terms."""
+        is_first = np.ones(len(numbers), bool)
+        is_first[1:] = np.diff(numbers) != 1
+        firsts, lasts = numbers[is_first], numbers[np.roll(is_first, -1)]
+        yield from zip(self.starts_T[firsts].tolist(), self.starts_T[lasts + 1].tolist(), strict=True)
+
+    def _matching_one(self, pattern: str) -> np.ndarray:
+        if (prefix := prefix_of(pattern)) is not None:
+            return np.arange(*self._range_of(prefix))
+        if (similar := similar_of(pattern)) is not None:
+            return self._similar(*similar)
+        numbers = self.numbers_of([pattern])
+        return numbers[numbers >= 0]
+
+    def _range_of(self, prefix: str) -> tuple[int, int]:
+        """Return the number of the first term that begins with a text, and one past the last."""
+        # No character is above this one, and no term has it.
+        first, last = self.numbers_of([prefix, prefix + chr(sys.maxunicode)]).tolist()
+        return first if first >= 0 else -1 - first, -1 - last
+
+    def _similar(self, word: str, edits: int) -> np.ndarray:
+        """Return the numbers of the terms with the first letter of a word that differ from it by few edits."""
+        from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
+
+        first, last = self._range_of(word[0])
+        numbers = np.empty(last - first, np.int64)
+        word_L = np.array([*map(ord, word)], np.int32)
+        count = term_kernels.similar_terms(
+            self._term_bytes, self._term_starts, first, last, word_L, edits, numbers
+        )
+        return numbers[:count]
 
 
 def term_columns(table: pa.Table, spec: LexicalSpec) -> dict[str, pa.ChunkedArray]:
@@ -265,7 +329,7 @@ class CorpusStatistics:
     average_length: float
     """Mean number of terms of these rows."""
     frequencies: Mapping[str, int]
-    """Number of rows that have each term of the query; terms without rows are left out."""
+    """Number of rows that have each term of the query, or alternative of a pattern; those without rows are left out."""
 
     @classmethod
     def of(cls, counts: CorpusCounts) -> CorpusStatistics:
@@ -274,9 +338,15 @@ class CorpusStatistics:
         return cls(counts.documents, average, {term: n for term, n in counts.frequencies.items() if n})
 
     def idf(self, term: str) -> float:
-        """Return the inverse document frequency of a term, at least 0."""
-        frequency = self.frequencies[term]
+        """Return the inverse document frequency of a term or pattern, at least 0."""
+        frequency = min(self.frequency(term), self.documents)
         return math.log1p((self.documents - frequency + 0.5) / (frequency + 0.5))
+
+    def frequency(self, term: str) -> int:
+        """Return in how many rows a term or pattern is; a row with several terms of a pattern counts for each."""
+        if (frequency := self.frequencies.get(term)) is not None:
+            return frequency
+        return sum(self.frequencies.get(each, 0) for each in alternatives_of(term))
 
 
 def corpus_statistics(
@@ -300,11 +370,10 @@ def corpus_counts(
     segments = list(zip(postings, alive or [None] * len(postings), strict=True))
     sizes = [_live_size(segment, rows) for segment, rows in segments]
     documents, length = (sum(parts) for parts in zip(*sizes, strict=True)) if sizes else (0, 0)
-    frequencies = {
-        term: sum(_live_frequency(segment, rows, term) for segment, rows in segments)
-        for term in dict.fromkeys(terms)
-    }
-    return CorpusCounts(documents, length, frequencies)
+    distinct = list(dict.fromkeys(terms))
+    counts = [_live_frequencies(segment, rows, distinct) for segment, rows in segments]
+    totals = np.sum(counts, axis=0).tolist() if counts else [0] * len(distinct)
+    return CorpusCounts(documents, length, dict(zip(distinct, totals, strict=True)))
 
 
 _SIZES: WeakKeyDictionary[AllowedRows, tuple[int, int]] = WeakKeyDictionary()
@@ -322,14 +391,18 @@ def _live_size(postings: Postings, alive: AllowedRows | None) -> tuple[int, int]
     return size
 
 
-def _live_frequency(postings: Postings, alive: AllowedRows | None, term: str) -> int:
-    number = postings.number_of(term)
-    if number is None:
-        return 0
+def _live_frequencies(postings: Postings, alive: AllowedRows | None, terms: Sequence[str]) -> np.ndarray:
+    """Return in how many live rows each term or pattern is, int64."""
+    numbers = postings.numbers_of(terms)
+    present = np.flatnonzero(numbers >= 0)
+    frequencies = np.zeros(len(terms), np.int64)
     if alive is None:
-        return postings.frequency(number)
-    rows_P = postings.rows_P[postings.starts_T[number] : postings.starts_T[number + 1]]
-    return int(np.count_nonzero(alive.mask_N[rows_P]))
+        frequencies[present] = postings.starts_T[numbers[present] + 1] - postings.starts_T[numbers[present]]
+    else:
+        frequencies[present] = [postings.frequency(numbers[at : at + 1], alive) for at in present]
+    for at in patterns_among(terms):
+        frequencies[at] = postings.frequency(postings.matching(terms[at]), alive)
+    return frequencies
 
 
 def score_rows(
@@ -342,7 +415,8 @@ def score_rows(
 
     Args:
         postings: of one segment.
-        weights: by term, idf times its number of occurrences in the query; above 0.
+        weights: by term or pattern, idf times its number of occurrences in the query; above 0. A pattern is scored as
+            one term, which a row has as often as all its terms together.
         average_length: mean number of terms of a row, over the whole corpus.
         allowed_N: rows to return, bool; None: all.
 
@@ -352,22 +426,40 @@ def score_rows(
     """
     from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
 
-    postings_terms = [
-        (number, weight)
-        for term, weight in weights.items()
-        if (number := postings.number_of(term)) is not None
+    matching = [
+        (numbers, weight) for term, weight in weights.items() if len(numbers := postings.matching(term))
     ]
-    numbers_T = np.array([number for number, _ in postings_terms], np.int64)
-    weights_T = np.array([weight for _, weight in postings_terms], np.float64)
-    limit = min(len(postings.lengths_N), sum(postings.frequency(number) for number, _ in postings_terms))
+    numbers_Q, starts_Q, rows_P, counts_P = _joined_postings(postings, [numbers for numbers, _ in matching])
+    weights_Q = np.array([weight for _, weight in matching], np.float64)
+    limit = min(len(postings.lengths_N), int((starts_Q[numbers_Q + 1] - starts_Q[numbers_Q]).sum()))
     # The system allocates pages of zeros on the first write, so few matches in a large segment are cheap.
     scores_N = np.zeros(len(postings.lengths_N), np.float64)
     rows_M = np.empty(limit, np.int64)
     count = fused.add_bm25(
-        postings.starts_T, postings.rows_P, postings.counts_P, postings.lengths_N,
-        numbers_T, weights_T, K1 * (1 - B), K1 * B / average_length, scores_N, rows_M,
+        starts_Q, rows_P, counts_P, postings.lengths_N,
+        numbers_Q, weights_Q, K1 * (1 - B), K1 * B / average_length, scores_N, rows_M,
     )  # fmt: skip
     rows_M = rows_M[:count]
     if allowed_N is not None:
         rows_M = rows_M[allowed_N[rows_M]]
     return rows_M, scores_N[rows_M].astype(np.float32)
+
+
+def _joined_postings(
+    postings: Postings, patterns: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return postings with one list for each of some sets of terms, given by their numbers: a row is in it once.
+
+    Returns:
+        number of each list, int64; first posting of each list, int64; rows and counts, int32 (P,).
+
+    """
+    if all(len(numbers) == 1 for numbers in patterns):  # the lists of the segment, which need no copy
+        numbers_Q = np.concatenate([*patterns, np.empty(0, np.int64)])
+        return numbers_Q, postings.starts_T, postings.rows_P, postings.counts_P
+    lists = [postings.of_numbers(numbers) for numbers in patterns]
+    starts_Q = np.cumsum([0, *(len(rows_P) for rows_P, _ in lists)], dtype=np.int64)
+    rows_P, counts_P = (np.concatenate(arrays) for arrays in zip(*lists, strict=True))
+    for array in (starts_Q, rows_P, counts_P):
+        array.setflags(write=False)  # like those of segments: kernels for others are compiled separately
+    return np.arange(len(lists)), starts_Q, rows_P, counts_P

@@ -593,7 +593,7 @@ class Segment:
                 mask_N.setflags(write=False)
                 self._planner.warm_up(query_1D, self.allow(mask_N))
         if self.postings is not None:
-            score_rows(self.postings, {}, 1.0)
+            score_rows(self.postings, {"word": 1.0, "word~2": 1.0}, 1.0)
         if self.sparse is not None:
             score_sparse(self.sparse, self.rows, np.zeros(0, np.uint32), np.zeros(0, np.float32))
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
@@ -87,6 +88,17 @@ class RerankerSpec(SpecModel):
     """Longest pair of query and text in tokens, the rest is cut off; default: the model's own limit."""
 
 
+def _synonym_rule(rule: str) -> str:
+    left, arrow, right = rule.partition("=>")
+    sides = [[text.strip() for text in side.split(",")] for side in ((left, right) if arrow else (left,))]
+    if "=>" in right or not all(map(all, sides)) or (not arrow and len(sides[0]) < 2):
+        raise ValueError(f"must be like `tv, television` or `nyc, big apple => new york`, got {rule!r:.80}")
+    return rule
+
+
+SynonymRule = Annotated[str, Field(max_length=1_000), AfterValidator(_synonym_rule)]
+
+
 class SearchSpec(SpecModel):
     """Defaults of searches, for requests that do not set them. They do not affect what an index stores."""
 
@@ -99,6 +111,23 @@ class SearchSpec(SpecModel):
 
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     """Hybrid search: weight of the dense ranking, the lexical ranking has the rest; default: measured by the build."""
+
+    typos: bool = True
+    """Whether a word that no text has stands for words that differ from it by one letter, from eight letters on by
+    two."""
+
+    synonyms: Annotated[list[SynonymRule], Field(max_length=10_000)] = []  # noqa: RUF012
+    """Rules by which words also find other words: `tv, television` in both directions, `nyc, big apple => new york`
+    from left to right."""
+
+    @model_serializer(mode="wrap")
+    def _without_new_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Earlier releases refuse these keys; a spec that does not use them is written as they read it.
+        fields: dict[str, Any] = handler(self)
+        for name in ("typos", "synonyms"):
+            if getattr(self, name) == SearchSpec.model_fields[name].default:
+                fields.pop(name, None)
+        return fields
 
 
 class ScannSpec(SpecModel):
@@ -456,6 +485,8 @@ class IndexSpec(SpecModel):
             raise ValueError("`lexical: true` needs `source.text`")
         if self.search.mode in ("lexical", "hybrid") and not self.lexical:
             raise ValueError(f"`search.mode: {self.search.mode}` needs `lexical: true`")
+        if self.search.synonyms and not self.lexical:
+            raise ValueError("`search.synonyms` needs `lexical: true`")
         if self.search.mode in ("dense", "hybrid") and self.encoder is None:
             raise ValueError(f"`search.mode: {self.search.mode}` needs `encoder`")
         if self.source.format in ("datapoints", "managed") and self.attribute_specs:

@@ -20,7 +20,7 @@ import numpy as np
 
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS
 from scannery.serving.engine.hybrid import DenseRankings, fuse, fusion_depth, keys_in, places_of
-from scannery.serving.engine.lexical import LexicalSearch, Words, query_words
+from scannery.serving.engine.lexical import LexicalSearch, Words, query_words, snapshot_corpus
 from scannery.serving.engine.query_vectors import NOT_ASKED, AskedVectors, asked_vectors
 from scannery.serving.engine.segment_search import (
     PreparedSearch,
@@ -276,7 +276,16 @@ class Candidates:
         with stats.stage("encode"):
             if mode != "dense":
                 if words is None:
-                    words = query_words(snapshot, snapshot.manifest, batch.queries, mode, paths=batch.paths)
+                    corpus = partial(snapshot_corpus, snapshot, mode, batch.deadline)
+                    words = query_words(
+                        snapshot,
+                        snapshot.manifest,
+                        batch.queries,
+                        prepared.options,
+                        corpus,
+                        stats,
+                        paths=batch.paths,
+                    )
                 self.words = LexicalSearch(snapshot, words, mode)
                 """Set in modes lexical and hybrid."""
             if mode != "lexical":

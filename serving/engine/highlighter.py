@@ -25,7 +25,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import Final, get_args
 
@@ -37,23 +37,28 @@ from scannery.embed.text.sentences import Sentence, sentences_of
 from scannery.indexer import (
     Analyser,
     CorpusStatistics,
+    Expansion,
     Language,
     LexicalSpec,
     Manifest,
+    QueryText,
     analyser_of,
     unit_length,
+    weighted_terms,
 )
+from scannery.indexer.lexical.term_patterns import matches, patterns_among
 from scannery.runtime.errors import EncoderUnavailableError, EncoderUnreachableError, InvalidRequestError
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.hydrator import WrittenHits
+from scannery.serving.engine.lexical import synonyms_of
 from scannery.serving.engine.query_vectors import members_of, query_for, query_vectors
 from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.segment_search import QueryBatch
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.engine.wire_fields import framed
-from scannery.serving.request.options import Highlight
-from scannery.serving.request.query import ByText, ChosenVectors, Query, VectorChoice, WithSparse, WithWords
+from scannery.serving.request.options import Highlight, Options
+from scannery.serving.request.query import ByText, Query, VectorChoice, WithSparse, WithWords
 from scannery.v1.search_pb2 import Hit, SearchResponse, Snippet, TextSpan
 
 __all__ = ["Highlighter", "WordPositions", "with_snippets"]
@@ -83,21 +88,31 @@ class QueryWords:
 
     analyser: Analyser
     weights: Mapping[str, float]
+    """Weights by term or pattern."""
     language: str | None
     """Language of the query and its hits, where the spec names it or it was told by them."""
 
     def positions(self, text: str) -> WordPositions:
         """Return where a text has these terms."""
-        weights = self.weights
+        weights, patterns = self.weights, self._patterns
         terms_at: list[tuple[int, str]] = []
         spans: list[tuple[int, int]] = []
         if weights:
             for terms, start, end in self.analyser.spans(text):
                 for term in terms:
-                    if term in weights:
-                        terms_at.append((start, term))
+                    marked = [term] if term in weights else []
+                    if patterns:
+                        marked += [pattern for pattern in patterns if _is_match(pattern, term)]
+                    if marked:
+                        terms_at += [(start, each) for each in marked]
                         spans.append((start, end))
         return WordPositions(list(islice(_merged(sorted(spans)), MAX_WORDS)), sorted(terms_at))
+
+    @property
+    def _patterns(self) -> list[str]:
+        """The patterns among the terms."""
+        terms = list(self.weights)
+        return [terms[position] for position in patterns_among(terms)]
 
     def gain(self, terms: Iterable[str]) -> float:
         """Return the sum of the weights of distinct terms."""
@@ -123,6 +138,7 @@ def words_of_query(
     manifest: Manifest,
     samples: Iterable[str],
     corpus: Callable[[Sequence[str]], CorpusStatistics | None],
+    expansion: Expansion,
 ) -> QueryWords:
     """Return the words of a query.
 
@@ -131,6 +147,7 @@ def words_of_query(
         manifest: of the index.
         samples: texts of the hits, by which a language is told that no spec names.
         corpus: returns the statistics of terms; None: the index has no words.
+        expansion: which words stand for others, too.
 
     """
     spec = manifest.spec.lexical
@@ -141,9 +158,17 @@ def words_of_query(
     analyser = analyser_of(spec or _default_spec(language))
     stems = "english" if language == "porter" else language
     weights = _weighted(texts, analyser, _function_terms(analyser, stems))
-    return QueryWords(
-        analyser, _with_idf(weights, corpus(list(weights))), None if stems == UNKNOWN else stems
-    )
+    weights = _with_idf(weights, corpus(list(weights)))
+    if spec is not None:
+        typed = [QueryText(*text) for text in texts]
+        synonyms = synonyms_of(manifest.spec.search, analyser)
+        [expanded] = weighted_terms([typed], analyser, partial(_statistics, corpus), expansion, synonyms)
+        weights |= {
+            pattern: expanded.weights[pattern]
+            for pattern in expanded.expanded.values()
+            if pattern in expanded.weights
+        }
+    return QueryWords(analyser, weights, None if stems == UNKNOWN else stems)
 
 
 def _weighted(
@@ -171,6 +196,16 @@ def _with_idf(weights: dict[str, float], corpus: CorpusStatistics | None) -> dic
         term: weight * (corpus.idf(term) if term in corpus.frequencies else 1.0)
         for term, weight in weights.items()
     }
+
+
+def _statistics(
+    corpus: Callable[[Sequence[str]], CorpusStatistics | None], terms: Sequence[str]
+) -> CorpusStatistics:
+    statistics = corpus(terms)
+    return CorpusStatistics(0, 1.0, {}) if statistics is None else statistics
+
+
+_is_match = lru_cache(maxsize=1 << 14)(matches)
 
 
 @lru_cache(maxsize=64)
@@ -224,11 +259,10 @@ class Highlighter:
 
     """
 
-    def __init__(
-        self, batch: QueryBatch, rows: RowSource, highlight: Highlight, chosen: ChosenVectors
-    ) -> None:
-        """Read the texts of the queries; `chosen` are the vectors of the search."""
-        self._batch, self._rows, self._highlight, self._chosen = batch, rows, highlight, chosen
+    def __init__(self, batch: QueryBatch, rows: RowSource, highlight: Highlight, options: Options) -> None:
+        """Read the texts of the queries; `options` are those of the search."""
+        self._batch, self._rows, self._highlight = batch, rows, highlight
+        self._chosen, self._expansion = options.vectors, options.expansion
         self._texts = [
             texts_of_query(query, path) for query, path in zip(batch.queries, batch.paths, strict=True)
         ]
@@ -262,7 +296,11 @@ class Highlighter:
             texts = self._rows.texts(ranking, max_characters)
             samples = [text for text in texts if text][:SAMPLED_TEXTS]
             words = words_of_query(
-                self._texts[query], self._batch.snapshot.manifest, samples, self._rows.corpus
+                self._texts[query],
+                self._batch.snapshot.manifest,
+                samples,
+                self._rows.corpus,
+                self._expansion,
             )
             hits += [_Hit(query, rank, text, words) for rank, text in enumerate(texts)]
         hits.sort(key=lambda hit: (hit.rank, hit.query))

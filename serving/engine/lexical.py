@@ -8,8 +8,8 @@ Shapes: M rows that match, T terms.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -20,64 +20,61 @@ from scannery.indexer import (
     LexicalSpec,
     Manifest,
     Postings,
+    QueryText,
+    SearchSpec,
     Segment,
+    Synonyms,
+    WeightedTerms,
     analyser_of,
     corpus_statistics,
     score_rows,
     score_sparse,
+    weighted_terms,
 )
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
+from scannery.runtime.retry import Deadline
 from scannery.serving.engine.query_vectors import Lookup, members_of
 from scannery.serving.engine.top_k import EMPTY, Ranking, best
+from scannery.serving.request.options import Options
 from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse, WithWords
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.telemetry.query_stats import QueryStats
 
 __all__ = [
     "LexicalSearch",
-    "QueryTerms",
-    "WeightedTerms",
     "Words",
     "check_sparse",
     "postings_of",
     "query_words",
+    "snapshot_corpus",
     "spec_of",
+    "synonyms_of",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightedTerms:
-    """The words of a query, as rows are scored by them."""
-
-    weights: Mapping[str, float]
-    """Inverse document frequency times the weight in the query, in the order in which scores are added up."""
-    average_length: float
-    """Mean number of words of a row of the whole corpus."""
-
-    @classmethod
-    def of(cls, terms: QueryTerms, corpus: CorpusStatistics) -> WeightedTerms:
-        """Return the words of a query with statistics that have its terms."""
-        weights = {
-            term: corpus.idf(term) * weight for term, weight in terms.items() if term in corpus.frequencies
-        }
-        return cls(weights, corpus.average_length)
-
-
-QueryTerms: TypeAlias = Mapping[str, float]
-"""How often a query has each term, in the order of the query; parts of its words of code weigh less."""
-Words: TypeAlias = QueryTerms | WeightedTerms | WithSparse
-"""What a query is searched by: terms without statistics, with them, or a sparse vector."""
+Words: TypeAlias = WeightedTerms | WithSparse
+"""What a query is searched by: terms with their weights, or a sparse vector."""
 
 
 def query_words(
-    lookup: Lookup, manifest: Manifest, queries: Sequence[Query], mode: str, *, paths: Sequence[str]
+    lookup: Lookup,
+    manifest: Manifest,
+    queries: Sequence[Query],
+    options: Options,
+    corpus: Callable[[Sequence[str]], CorpusStatistics],
+    stats: QueryStats,
+    *,
+    paths: Sequence[str],
 ) -> list[Words]:
-    """Return what queries are searched by: terms, or a sparse vector.
+    """Return what queries are searched by: weighted terms, or a sparse vector.
 
     Args:
         lookup: finds the datapoints that queries name.
         manifest: of the index.
         queries: of any kind.
-        mode: lexical or hybrid.
+        options: with mode lexical or hybrid.
+        corpus: returns the statistics of all live rows for some terms.
+        stats: where words that stand for others are recorded.
         paths: of the queries.
 
     Raises:
@@ -86,15 +83,27 @@ def query_words(
         UnknownDatapointError: a query names a datapoint that is not there.
 
     """
-    if any(isinstance(query, WithSparse) for query in queries):
+    by_sparse = [isinstance(query, WithSparse) for query in queries]
+    if any(by_sparse):
         check_sparse(manifest)
-    if all(isinstance(query, WithSparse) for query in queries):
+    if all(by_sparse):
         return [query for query in queries if isinstance(query, WithSparse)]
-    analyser = analyser_of(spec_of(manifest, mode))
-    return [
-        query if isinstance(query, WithSparse) else _weighted_terms(lookup, query, mode, path, analyser)
+    analyser = analyser_of(spec_of(manifest, options.mode))
+    texts = [
+        _texts_of(lookup, query, options.mode, path)
         for query, path in zip(queries, paths, strict=True)
+        if not isinstance(query, WithSparse)
     ]
+    synonyms = synonyms_of(manifest.spec.search, analyser)
+    terms = iter(weighted_terms(texts, analyser, corpus, options.expansion, synonyms))
+    words = [query if isinstance(query, WithSparse) else next(terms) for query in queries]
+    if stats.explained:
+        stats.expanded |= {
+            path: each.expanded
+            for path, each in zip(paths, words, strict=True)
+            if isinstance(each, WeightedTerms)
+        }
+    return words
 
 
 class LexicalSearch:
@@ -108,9 +117,8 @@ class LexicalSearch:
     def __init__(self, snapshot: Snapshot, words: Sequence[Words], mode: str) -> None:
         self._snapshot = snapshot
         self._words = list(words)
-        self._postings: Sequence[Postings] = []
-        if not all(isinstance(each, WithSparse) for each in words):
-            self._postings = postings_of(snapshot, mode)
+        by_words = any(isinstance(each, WeightedTerms) for each in words)
+        self._postings = postings_of(snapshot, mode) if by_words else []
         check_not_cold(snapshot.manifest.index, snapshot.segments, mode)  # which lack sparse vectors, too
 
     def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], limit: int) -> Ranking:
@@ -125,8 +133,6 @@ class LexicalSearch:
         words = self._words[query]
         if isinstance(words, WithSparse):
             return self._best_sparse(words, allowed, limit)
-        if not isinstance(words, WeightedTerms):
-            words = self._words[query] = self._weighted(words)
         if not words.weights:
             return EMPTY
         parts = [
@@ -142,11 +148,6 @@ class LexicalSearch:
             for number, alive in enumerate(self._snapshot.alive)
         ]
         return float(max(self.best(query, everywhere, 1).scores, default=-np.inf))
-
-    def _weighted(self, terms: QueryTerms) -> WeightedTerms:
-        """Return the words of a query with the statistics of this snapshot, all of the corpus."""
-        corpus = corpus_statistics(self._postings, list(terms), self._snapshot.alive)
-        return WeightedTerms.of(terms, corpus)
 
     def _best_sparse(
         self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], limit: int
@@ -205,29 +206,44 @@ def postings_of(snapshot: Snapshot, mode: str) -> list[Postings]:
     return postings
 
 
-def _weighted_terms(
-    lookup: Lookup, query: Query, mode: str, path: str, analyser: Analyser
-) -> dict[str, float]:
-    """Return the weight of each term in a query; of a blend, the weighted mean of its members."""
+def snapshot_corpus(
+    snapshot: Snapshot, mode: str, deadline: Deadline, terms: Sequence[str]
+) -> CorpusStatistics:
+    """Return the statistics of all live rows for some terms and patterns.
+
+    Raises:
+        LexicalUnavailableError: the index has no words.
+        DeadlineError: the deadline passed.
+
+    """
+    deadline.check()
+    return corpus_statistics(postings_of(snapshot, mode), terms, snapshot.alive)
+
+
+def synonyms_of(search: SearchSpec, analyser: Analyser) -> Synonyms | None:
+    """Return the rules of an index, the same for equal ones; None: there are none."""
+    return _synonyms(tuple(search.synonyms), analyser) if search.synonyms else None
+
+
+_synonyms = lru_cache(maxsize=64)(Synonyms)
+
+
+def _texts_of(lookup: Lookup, query: Query, mode: str, path: str) -> list[QueryText]:
+    """Return the texts that a query is searched by."""
     if isinstance(query, WithWords):
-        return analyser.query_terms(query.text)
-    weighted: dict[str, float] = {}
+        return [QueryText(query.text, 1.0)]
     members = members_of(query, path)
     least = min(weight for _, weight, _ in members)
     if least <= 0:
         raise InvalidRequestError.at(
             f"{path}.group.weights", f"must be above 0 for {mode} search, got {least:g}"
         )
-    total = sum(weight for _, weight, _ in members)
-    for member, weight, member_path in members:
-        for term, count in analyser.query_terms(_text(lookup, member, mode, member_path)).items():
-            weighted[term] = weighted.get(term, 0.0) + count * weight / total
-    return weighted
+    return [_text(lookup, member, weight, mode, member_path) for member, weight, member_path in members]
 
 
-def _text(lookup: Lookup, query: Single, mode: str, path: str) -> str:
+def _text(lookup: Lookup, query: Single, weight: float, mode: str, path: str) -> QueryText:
     if isinstance(query, ByText):
-        return query.text
+        return QueryText(query.text, weight)
     if not isinstance(query, ById):
         raise InvalidRequestError.at(path, f"{mode} search needs a text, a vector has no words")
-    return lookup.searched_text(*lookup.require(query.id, path=path))
+    return QueryText(lookup.searched_text(*lookup.require(query.id, path=path)), weight, is_typed=False)

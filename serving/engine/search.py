@@ -47,7 +47,7 @@ from scannery.serving.request.query import ByText, ByVector, Query, Vectors, Wit
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats, SegmentStats
-from scannery.v1.search_pb2 import Explanation, Fusion, SearchResponse, SegmentPlan, StageTime
+from scannery.v1.search_pb2 import ExpandedWord, Explanation, Fusion, SearchResponse, SegmentPlan, StageTime
 
 __all__ = ["PreparedQuery", "answers_of", "explanation", "reranked", "search"]
 
@@ -119,6 +119,9 @@ def explanation(
         expected_recall=0.0 if by_leaves and not exact else _recall([s for s in searched if s is not None]),
         mode=WIRE_MODES[options.mode],
         fusion=fusion,
+        expanded_words=[
+            ExpandedWord(word=word, pattern=pattern) for word, pattern in stats.expanded.get(path, {}).items()
+        ],
         **_targets(snapshot, options),
     )
 
@@ -258,7 +261,7 @@ def search(
         batch.stats.explain()
     highlight = prepared.options.highlight
     rows_override, rows = rows, rows or LocalRows(batch.snapshot)
-    highlighter = None if highlight is None else Highlighter(batch, rows, highlight, prepared.options.vectors)
+    highlighter = None if highlight is None else Highlighter(batch, rows, highlight, prepared.options)
     if filters is not None:
         rankings = _rank_apart(prepared, batch, rows, filters)
     elif isinstance(batch.queries, Vectors):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from scannery.indexer import IndexSpec, Manifest, SearchSettings
+from scannery.indexer import NO_EXPANSION, Expansion, IndexSpec, Manifest, SearchSettings
 from scannery.indexer.tuning.settings_choice import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
@@ -181,6 +181,8 @@ class Options:
     """Whether vectors that are kept for cosine are compared as they were written."""
     mode: Mode = "dense"
     fusion: Fusion = Fusion()
+    expansion: Expansion = NO_EXPANSION
+    """Which words of texts stand for others, too."""
     rerank: Rerank | None = None
     highlight: Highlight | None = None
     text_mode: Mode | None = None
@@ -294,6 +296,9 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         inner_product=_inner_product(message, mode, vectors),
         mode=mode or ("dense" if vectors else "lexical"),
         fusion=_fusion(message, mode, manifest, vectors),
+        expansion=Expansion(
+            typos=message.typos if message.HasField("typos") else spec.search.typos, prefix=message.prefix
+        ),
         rerank=_rerank(message),
         highlight=_highlight(message, k + message.offset, spec.index, vectors),
     )

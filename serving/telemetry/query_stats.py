@@ -6,7 +6,7 @@ Metrics and the request's span take the plan from them, `explain` the stages and
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ class SegmentStats:
 class QueryStats:
     """Statistics of one request. Written by one thread at a time."""
 
-    __slots__ = ("_rows", "explained", "plan", "segments", "stages_s")
+    __slots__ = ("_rows", "expanded", "explained", "plan", "segments", "stages_s")
 
     def __init__(self) -> None:
         self.plan = ""
@@ -58,6 +58,8 @@ class QueryStats:
             """Seconds by stage, of all queries together."""
             self.segments: dict[tuple[str, str, int], SegmentStats] = {}
             """Statistics by path of the query in the request, name of the vectors, and number of the segment."""
+            self.expanded: dict[str, Mapping[str, str]] = {}
+            """Patterns of the words of a query that stand for others by word, by path of the query."""
 
     @property
     def detailed(self) -> bool:

@@ -121,12 +121,18 @@ def any_options(chosen: random.Random) -> SearchOptions:
             chosen.sample(["title", "text", "payload", "show", "tags", "published"], 2)
         )
     options.return_vector = chosen.random() < 0.2
+    if chosen.random() < 0.3:
+        options.typos = chosen.random() < 0.5
+    options.prefix = chosen.random() < 0.3
     return options
 
 
 def any_query(chosen: random.Random, options: SearchOptions) -> Query:
     """Return a query that has what the mode of the options needs."""
     words = " ".join(chosen.choices(WORDS, k=chosen.randrange(1, 5)))
+    if chosen.random() < 0.3:  # a typing error in some word, or the beginning of one
+        at = chosen.randrange(1, len(words))
+        words = words[:at] + (words[at + 1 :] if chosen.random() < 0.7 else "")
     if chosen.random() < 0.2:
         words = f'"{words}"~{chosen.randrange(3)} {chosen.choice(WORDS)}'
     if options.mode == Mode.MODE_LEXICAL:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from scannery.indexer import SegmentCache, Store, open_index
+from scannery.indexer import LexicalSpec, SegmentCache, Store, open_index
 from scannery.indexer.kernels import fused as kernels
-from scannery.indexer.kernels import leaf_kernels, row_kernels
+from scannery.indexer.kernels import leaf_kernels, row_kernels, term_kernels
+from scannery.indexer.lexical.bm25 import Postings, invert, score_rows, term_columns, write_postings
 from scannery.indexer.warm import warm_kernels
 
 pytestmark = pytest.mark.system
@@ -18,7 +20,7 @@ GOLDEN = Path(__file__).parent / "golden" / "v1" / "store"
 
 
 def compiled() -> dict[str, list[object]]:
-    found = {**vars(kernels), **vars(leaf_kernels), **vars(row_kernels)}
+    found = {**vars(kernels), **vars(leaf_kernels), **vars(row_kernels), **vars(term_kernels)}
     return {name: list(each.signatures) for name, each in found.items() if hasattr(each, "signatures")}
 
 
@@ -30,8 +32,15 @@ def test_an_index_finds_its_kernels_compiled(tmp_path: Path):
     segment.find(query_1D, 10, settings=segment.settings_for(0.9))
     segment.find(query_1D, 10)
     segment.find(np.repeat(query_1D, 9, axis=0), 10)
+    titles = pa.array([None], pa.string())
+    table = pa.table(term_columns(pa.table({"title": titles, "text": ["a word"]}), LexicalSpec()))
+    write_postings(table, tmp_path)
+    for postings in (Postings.map(tmp_path), Postings(invert(table))):  # of a segment, and of live rows
+        score_rows(postings, {"word": 1.0, "w*|world~2": 1.0}, 1.0)
     assert compiled() == before
     assert before["rescore_one"]
     assert before["scan_leaves"]
     assert before["add_bm25"]
+    assert before["find_terms"]
+    assert before["similar_terms"]
     assert before["add_products"]

@@ -45,6 +45,25 @@ VECTORLESS = (scannery.FailedPreconditionError, scannery.InvalidArgumentError)
 """Errors of a search by the vector of a datapoint that has none."""
 
 
+class Typed(str):
+    """A text of which one word may have a typing error, and what is meant by it."""
+
+    __slots__ = ("meant",)
+    meant: str
+
+    @classmethod
+    def wrong(cls, text: str, rng: random.Random) -> Typed:
+        """Replace a letter of a word of four or more; no other word of the model is one letter away."""
+        words = text.split()
+        number = rng.randrange(len(words))
+        at = rng.randrange(1, len(words[number]))
+        if len(words[number]) > 3:
+            words[number] = words[number][:at] + "q" + words[number][at + 1 :]
+        typed = cls(" ".join(words))
+        typed.meant = text
+        return typed
+
+
 def random_filter(rng: random.Random, depth: int = 2, *, shape: Shape = PLAIN) -> dict[str, Any]:
     """Return a filter over all kinds of attributes that rows of a shape have, up to some levels deep."""
     if depth and rng.random() < 0.4:
@@ -287,7 +306,8 @@ class Checker:
         if mode == "hybrid":
             return scannery.Sparse(sparse, vector), mode
         if mode == "lexical":
-            return (words if rng.random() < 0.8 else scannery.Sparse(sparse)), mode
+            typed = Typed.wrong(words, rng) if rng.random() < 0.3 else words
+            return (typed if rng.random() < 0.8 else scannery.Sparse(sparse)), mode
         return (vector if rng.random() < 0.9 else scannery.Like(f"id{rng.randrange(self.ids)}")), mode
 
     def _options(self, rng: random.Random, mode: Mode) -> dict[str, Any]:
@@ -354,7 +374,7 @@ class Checker:
         def lexical() -> Ranked:
             if isinstance(words, scannery.Sparse):
                 return oracle.sparse(words.weights)
-            return oracle.lexical(words)
+            return oracle.lexical(words.meant if isinstance(words, Typed) else words)
 
         if mode == "lexical":
             ranked = oracle.kept(lexical(), options)

@@ -46,6 +46,8 @@ EXAMPLES: dict[str, Any] = {
     "search.mode": "dense",
     "search.fusion": "reciprocal_rank",
     "search.alpha": 0.6,
+    "search.typos": False,
+    "search.synonyms": ["tv, television", "nyc, big apple => new york"],
     "scann": {"soar": True},
     "live": {"seal_rows": 50000},
     "source.format": "managed",
@@ -163,6 +165,8 @@ def example_spec(section: str, key: str) -> dict[str, Any]:
     spec: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(_BASE)))
     if path == "source.format":
         spec["source"] = {}
+    if path == "search.synonyms":
+        spec["lexical"] = True
     node = spec
     for part in place:
         found = node.get(part)

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from scannery.indexer import CorpusCounts, CorpusStatistics
+from scannery.indexer import CorpusCounts
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS
 from scannery.serving import limits
 from scannery.serving.contract import LEAF_SEARCH
 from scannery.serving.engine.dense import dense_rankings, ranges_of, with_scores
 from scannery.serving.engine.hybrid import fuse, fusion_depth, keys_of
-from scannery.serving.engine.lexical import WeightedTerms, Words, query_words
+from scannery.serving.engine.lexical import Words, query_words
 from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import EMPTY, Ranking, merge
@@ -63,8 +63,16 @@ class LeafCandidates:
         with batch.stats.stage("encode"):
             if mode != "dense":
                 manifest = batch.snapshot.manifest
-                words = query_words(rows.lookup, manifest, batch.queries, mode, paths=batch.paths)
-                self._words = self._weighted(words)
+                words = query_words(
+                    rows.lookup,
+                    manifest,
+                    batch.queries,
+                    self._options,
+                    rows.counted,
+                    batch.stats,
+                    paths=batch.paths,
+                )
+                self._words = [_leaf_words(each) for each in words]
             if mode != "lexical":
                 check_has_vectors(batch.snapshot.manifest, "mode")
                 self._query_vectors = asked_vectors(
@@ -184,12 +192,6 @@ class LeafCandidates:
             vectors.append(pb.LeafVectors(vectors=matrix, queries=numbers))
         return vectors
 
-    def _weighted(self, words: Sequence[Words]) -> list[pb.LeafWords]:
-        """Return the words of each query with the statistics of all groups."""
-        terms = [term for each in words if isinstance(each, Mapping) for term in each]
-        corpus = self._rows.corpus(terms) if terms else None
-        return [_leaf_words(each, corpus) for each in words]
-
     def _template_of(self, rows: LeafRows) -> pb.LeafSearchRequest:
         """Return what all requests of this search have in common."""
         options, request = self._options, rows.options
@@ -270,13 +272,11 @@ def _range(results: Iterable[pb.LeafFound], column: int) -> float:
     return ranges_of(best_1K)[0]
 
 
-def _leaf_words(words: Words, corpus: CorpusStatistics | None) -> pb.LeafWords:
+def _leaf_words(words: Words) -> pb.LeafWords:
     if isinstance(words, WithSparse):
         sparse = SparseVector(indices=words.indices_T.tolist(), values=words.values_T.tolist())
         return pb.LeafWords(sparse_vector=sparse)
-    if corpus is not None and not isinstance(words, WeightedTerms):
-        words = WeightedTerms.of(words, corpus)
-    if not isinstance(words, WeightedTerms):  # no query of the batch has a term
+    if not words.weights:
         return pb.LeafWords()
     return pb.LeafWords(
         terms=words.weights.keys(), weights=words.weights.values(), average_length=words.average_length
@@ -284,6 +284,8 @@ def _leaf_words(words: Words, corpus: CorpusStatistics | None) -> pb.LeafWords:
 
 
 MAX_STATES = 8
+MANY_TERMS = 256
+"""Terms above which those that no row has are not kept: they are guesses for a typing error, 400 and more."""
 MAX_TERMS = 1 << 16
 """Terms of one state: about 8 MB."""
 
@@ -311,12 +313,15 @@ class KeptCounts:
 
     def keep(self, at: At, counts: CorpusCounts) -> None:
         """Keep the counts of a state; the state that was not asked for the longest time is dropped."""
+        new = counts.frequencies
+        if len(new) > MANY_TERMS:
+            new = {term: count for term, count in new.items() if count}
         with self._lock:
             *_, frequencies = self._states.setdefault(_key(at), (counts.documents, counts.length, {}))
-            if len(frequencies) + len(counts.frequencies) > MAX_TERMS:
+            if len(frequencies) + len(new) > MAX_TERMS:
                 frequencies.clear()
-            if len(counts.frequencies) <= MAX_TERMS:
-                frequencies.update(counts.frequencies)
+            if len(new) <= MAX_TERMS:
+                frequencies.update(new)
             while len(self._states) > MAX_STATES:
                 self._states.popitem(last=False)
 

@@ -272,8 +272,10 @@ class LeafRows(RowSource):
 
     def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
         """As `RowSource.corpus`."""
-        if self._snapshot.manifest.spec.lexical is None:
-            return None
+        return None if self._snapshot.manifest.spec.lexical is None else self.counted(terms)
+
+    def counted(self, terms: Sequence[str]) -> CorpusStatistics:
+        """Return the statistics of all live rows for some terms; the index has words."""
         distinct = list(dict.fromkeys(terms))
         counts = None if self.reader.allow_partial else self._kept.find(self.reader.at, distinct)
         if counts is None or len(counts.frequencies) < len(distinct):

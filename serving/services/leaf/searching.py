@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from scannery.indexer import WeightedTerms
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hybrid import keys_in, keys_of, places_of
-from scannery.serving.engine.lexical import WeightedTerms, Words, check_sparse, postings_of
+from scannery.serving.engine.lexical import Words, check_sparse, postings_of
 from scannery.serving.engine.query_vectors import NOT_ASKED, AskedVectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking

@@ -261,7 +261,7 @@ class LeafWords(_message.Message):
     """Mean number of words of a datapoint, over all groups."""
     @_builtins.property
     def terms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """In the order in which the scores are added up."""
+        """In the order in which the scores are added up; patterns as `ExpandedWord.pattern` has are scored as one term."""
 
     @_builtins.property
     def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -431,7 +431,7 @@ class LeafStatisticsRequest(_message.Message):
 
     @_builtins.property
     def terms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Analysed words."""
+        """Analysed words, and patterns of them as `ExpandedWord.pattern` has; one of both with `|` is not asked for."""
 
     def __init__(
         self,

@@ -201,6 +201,8 @@ class SearchOptions(_message.Message):
     VECTORS_FIELD_NUMBER: _builtins.int
     INNER_PRODUCT_FIELD_NUMBER: _builtins.int
     ALLOW_PARTIAL_FIELD_NUMBER: _builtins.int
+    TYPOS_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -228,6 +230,12 @@ class SearchOptions(_message.Message):
     """Cluster: answer from the shards that can be reached, if some cannot; else such a query is UNAVAILABLE. The answer says
     in `coverage` what was searched.
     """
+    typos: _builtins.bool
+    """Modes LEXICAL and HYBRID: whether a word that no text has stands for words that differ from it by one letter, or by two from
+    eight letters on. Absent: the spec's, which is true by default.
+    """
+    prefix: _builtins.bool
+    """Modes LEXICAL and HYBRID: the last word of a text may be the beginning of a word, for search as one types."""
     @_builtins.property
     def where(self) -> _types_pb2.Filter:
         """Filter; absent: all datapoints are allowed."""
@@ -289,10 +297,12 @@ class SearchOptions(_message.Message):
         vectors: _abc.Iterable[Global___VectorChoice] | None = ...,
         inner_product: _builtins.bool = ...,
         allow_partial: _builtins.bool = ...,
+        typos: _builtins.bool | None = ...,
+        prefix: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "crowding", b"crowding", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "allow_partial", b"allow_partial", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
@@ -300,12 +310,16 @@ class SearchOptions(_message.Message):
     _WhichOneofArgType__min_score: _TypeAlias = _typing.Literal["_min_score", b"_min_score"]  # noqa: Y015
     _WhichOneofReturnType__target_recall: _TypeAlias = _typing.Literal["target_recall"]  # noqa: Y015
     _WhichOneofArgType__target_recall: _TypeAlias = _typing.Literal["_target_recall", b"_target_recall"]  # noqa: Y015
+    _WhichOneofReturnType__typos: _TypeAlias = _typing.Literal["typos"]  # noqa: Y015
+    _WhichOneofArgType__typos: _TypeAlias = _typing.Literal["_typos", b"_typos"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_score) -> _WhichOneofReturnType__min_score | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__target_recall) -> _WhichOneofReturnType__target_recall | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typos) -> _WhichOneofReturnType__typos | None: ...
 
 Global___SearchOptions: _TypeAlias = SearchOptions  # noqa: Y015
 
@@ -1537,6 +1551,7 @@ class Explanation(_message.Message):
     TARGET_RECALL_FIELD_NUMBER: _builtins.int
     EFFECTIVE_TARGET_RECALL_FIELD_NUMBER: _builtins.int
     RECALL_STEPS_FIELD_NUMBER: _builtins.int
+    EXPANDED_WORDS_FIELD_NUMBER: _builtins.int
     expected_recall: _builtins.float
     """Expected recall at the settings used, 0 to 1."""
     mode: Global___Mode.ValueType
@@ -1561,6 +1576,10 @@ class Explanation(_message.Message):
     def fusion(self) -> Global___Fusion:
         """HYBRID: the combination that was used."""
 
+    @_builtins.property
+    def expanded_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpandedWord]:
+        """Words of the query that stand for others: typing errors, beginnings of words, and synonyms."""
+
     def __init__(
         self,
         *,
@@ -1572,14 +1591,43 @@ class Explanation(_message.Message):
         target_recall: _builtins.float = ...,
         effective_target_recall: _builtins.float = ...,
         recall_steps: _builtins.int = ...,
+        expanded_words: _abc.Iterable[Global___ExpandedWord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
+class ExpandedWord(_message.Message):
+    """A word of a query that stands for others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORD_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
+    word: _builtins.str
+    """The word, in lower case; several where synonyms have several."""
+    pattern: _builtins.str
+    """The terms that it stands for, as the index has them: `volcan` a term, `volc*` all that begin so, `artifci~2` all with at
+    most two letters of difference, and `a|b` either.
+    """
+    def __init__(
+        self,
+        *,
+        word: _builtins.str = ...,
+        pattern: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pattern", b"pattern", "word", b"word"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpandedWord: _TypeAlias = ExpandedWord  # noqa: Y015
 
 @_typing.final
 class SegmentPlan(_message.Message):

@@ -17,7 +17,7 @@ from scannery.serving.catalog.roles import leaf_catalog, server_catalog
 from scannery.serving.contract import LEAF_SERVICE
 from scannery.serving.engine.dense import ranges_of
 from scannery.serving.engine.hybrid import DenseRankings, fuse, keys_in, keys_of
-from scannery.serving.engine.lexical import QueryTerms, WeightedTerms, query_words
+from scannery.serving.engine.lexical import Words, query_words
 from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
 from scannery.serving.engine.top_k import EMPTY, Ranking, by_score_and_id
 from scannery.serving.request.options import Options
@@ -25,6 +25,7 @@ from scannery.serving.request.query import WithSparse, parse_query
 from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1 import search_pb2
 from tests.data import clustered
@@ -160,10 +161,10 @@ class Root:
             )
             request.vectors.extend(_vectors(self.asked))
         if mode != "dense":
-            request.words.extend(
-                _words(cluster, words)
-                for words in query_words(self.snapshot, self.snapshot.manifest, parsed, mode, paths=paths)
+            found = query_words(
+                self.snapshot, manifest, parsed, self.options, cluster.statistics, QueryStats(), paths=paths
             )
+            request.words.extend(map(_words, found))
         self.request = request
         self.answers: list[pb.LeafSearchResponse] = cluster.ask("Search", request)
 
@@ -253,14 +254,12 @@ def _vectors(asked: AskedVectors) -> Iterator[pb.LeafVectors]:
         yield message
 
 
-def _words(cluster: Cluster, words: QueryTerms | WeightedTerms | WithSparse) -> pb.LeafWords:
+def _words(words: Words) -> pb.LeafWords:
     if isinstance(words, WithSparse):
         message = pb.LeafWords()
         message.sparse_vector.indices.extend(words.indices_T.tolist())
         message.sparse_vector.values.extend(words.values_T.tolist())
         return message
-    assert not isinstance(words, WeightedTerms)
-    weighted = WeightedTerms.of(words, cluster.statistics(list(words)))
     return pb.LeafWords(
-        terms=weighted.weights, weights=weighted.weights.values(), average_length=weighted.average_length
+        terms=words.weights, weights=words.weights.values(), average_length=words.average_length
     )
