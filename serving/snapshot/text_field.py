@@ -5,7 +5,7 @@ Shapes: N rows of the segment, P rows that have a term.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -75,12 +75,6 @@ def rows_with_phrase(segment: Segment, phrase: Phrase, check: Callable[[], None]
 
 def _rows_with(postings: Postings, terms: Sequence[str]) -> np.ndarray:
     """Return the rows that have any of some terms, int32 (P,), ascending."""
-    runs = list(_runs(postings, terms))
-    return runs[0] if len(runs) == 1 else np.unique(np.concatenate([NO_ROWS, *runs]))
-
-
-def _runs(postings: Postings, terms: Sequence[str]) -> Iterator[np.ndarray]:
-    for term in terms:
-        number = postings.number_of(term)
-        if number is not None:
-            yield postings.rows_P[postings.starts_T[number] : postings.starts_T[number + 1]]
+    numbers = postings.numbers_of(terms)
+    numbers = np.unique(numbers[numbers >= 0])
+    return postings.of_numbers(numbers)[0] if len(numbers) else NO_ROWS
