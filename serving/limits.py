@@ -38,6 +38,7 @@ __all__ = [
     "MAX_PAYLOAD_BYTES",
     "MAX_PHRASED_WORDS",
     "MAX_PHRASE_SLOP",
+    "MAX_PHRASE_WORDS",
     "MAX_QUANTILES",
     "MAX_QUERIES",
     "MAX_QUERY_TEXT_BYTES",
@@ -108,6 +109,8 @@ MAX_FILTER_PARTS = 4_096
 MAX_GEO_RADIUS_M = 20_100_000
 MAX_PHRASED_WORDS = 32
 """Words of a text in which quotes make phrases: longer ones are prose."""
+MAX_PHRASE_WORDS = 32
+"""Words of a phrase, and characters of scripts without spaces: each may be anywhere in a long text."""
 MAX_PHRASE_SLOP = 100
 """Other words between those of a phrase."""
 """More than half the circumference of the Earth: all places."""

@@ -14,12 +14,25 @@ import pytest
 from scannery.embed import Chunker, Encoder
 from scannery.embed.text.documents import cut
 from scannery.embed.text.transcripts import spoken_text
-from scannery.indexer import Analyser, ChunkSpec, LexicalSpec, Manifest, parse_spec
+from scannery.indexer import (
+    Analyser,
+    ChunkSpec,
+    IndexSpec,
+    LexicalSpec,
+    Manifest,
+    Phrase,
+    PhraseFinder,
+    analyser_of,
+    parse_spec,
+)
 from scannery.live.prepare import prepare
 from scannery.pipelines.sources.managed.managed_csv import java_float
 from scannery.runtime.retry import Deadline
+from scannery.serving.request.options import parse_options
+from scannery.serving.request.phrases import with_phrases
 from scannery.serving.request.write import parse_upsert
 from scannery.v1 import index_pb2
+from scannery.v1.search_pb2 import Mode, Query, SearchOptions, SearchRequest
 from scannery.v1.types_pb2 import Datapoint
 from tests.embed.conftest import MINILM
 
@@ -56,6 +69,13 @@ PIECES = {
     "paths": "a/b", "schemes": "a://", "mails": "a@b.", "slashes": "/\\", "dots and dashes": ".-~",
     "capitals with marks": "A\u0301", "handles": "@_",
 }  # fmt: skip
+
+
+def manifest_of(spec: IndexSpec, dimensions: int) -> Manifest:
+    created_at = datetime.now(timezone.utc)
+    return Manifest(
+        index="a", version=1, created_at=created_at, spec=spec, dimensions=dimensions, shards=1, segments=()
+    )
 
 
 def made(piece: str, size_bytes: int) -> str:
@@ -127,6 +147,30 @@ def test_queries(piece: str) -> None:
 
 
 @pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
+@pytest.mark.parametrize("slop", [0, 100])
+def test_phrases(piece: str, slop: int) -> None:
+    """The phrase is of words of the text, which ends before it does: the last one is always missing."""
+    phrase = Phrase.of(analyser_of(LexicalSpec(analyser=4)), f"{made(piece, 20)} missing", slop)
+    assert phrase is not None
+    check_linear(
+        PhraseFinder(phrase).is_in, lambda size: f"{made(piece, size)}. missing: missing {made(piece, 9)}"
+    )
+
+
+@pytest.mark.parametrize(
+    "piece", ['"', '"a"-', '"a-', 'a"-', "“", "“a", "“a”", "„a“", '"a"~', '"a"~1', '"a-"']
+)
+def test_quotes(piece: str) -> None:
+    spec = parse_spec({"index": "a", "source": {"vector": "v", "text": "text"}, "lexical": True})
+    options = parse_options(SearchOptions(mode=Mode.MODE_LEXICAL), manifest_of(spec, 4))
+
+    def unquoted(text: str) -> None:
+        with_phrases(SearchRequest(query=Query(text=text)), spec, options, lambda _: False)
+
+    check_linear(unquoted, lambda size: made(piece, size))
+
+
+@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
 @pytest.mark.parametrize("front", ["", "| a | b |\n| - | - |\n"])
 def test_cutting_at_headings(piece: str, front: str, headings: Chunker) -> None:
     check_linear(headings.split, lambda size: front + made(piece, size) + "x")
@@ -182,15 +226,7 @@ def test_preparing_a_write(piece: str, chunker: Chunker) -> None:
             "encoder": {"model": MINILM}, "lexical": {"analyser": 2}, "attributes": {"tags": "string_list"},
         }
     )  # fmt: skip
-    manifest = Manifest(
-        index="a",
-        version=1,
-        created_at=datetime.now(timezone.utc),
-        spec=spec,
-        dimensions=384,
-        shards=1,
-        segments=(),
-    )
+    manifest = manifest_of(spec, 384)
 
     def upsert(text: str) -> None:
         point = Datapoint(id="a", title=text[:1000], text=f"{text}x")

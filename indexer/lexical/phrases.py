@@ -40,6 +40,11 @@ class Phrase:
     """Other words that may stand between these, in all."""
 
     @property
+    def length(self) -> int:
+        """Number of words, or of characters of scripts without spaces."""
+        return self.words[-1].position + 1
+
+    @property
     def size_bytes(self) -> int:
         """Memory besides the analyser, which the index has anyway."""
         terms = (term for word in self.words for term in word.terms)
@@ -62,31 +67,35 @@ class PhraseFinder:
     def __init__(self, phrase: Phrase) -> None:
         """Read no text yet."""
         self._analyser, self._slop = phrase.analyser, phrase.slop
-        self._matches = _Matches(phrase)
-        by_position = groupby(range(len(phrase.words)), key=lambda number: phrase.words[number].position)
-        self._groups = [list(numbers) for _, numbers in by_position]
+        # A phrase may have a word several times, and a text may have it often.
+        self._terms = [*dict.fromkeys(word.terms for word in phrase.words)]
+        self._matches = _Matches(phrase.analyser, self._terms)
+        by_position = groupby(phrase.words, key=lambda word: word.position)
+        self._groups = [[self._terms.index(word.terms) for word in words] for _, words in by_position]
 
     def is_in(self, text: str) -> bool:
         """Return whether a text has the phrase."""
         words, numbers = self._analyser.numbered_words(text)
-        positions: list[set[int]] = [set() for _ in range(sum(map(len, self._groups)))]
+        positions: list[set[int]] = [set() for _ in self._terms]
         for number, matches in zip(numbers, map(self._matches.__getitem__, words), strict=True):
             for match in matches:
                 positions[match].add(number)
+        if not all(positions):
+            return False
         ordered = [sorted(set.intersection(*(positions[match] for match in group))) for group in self._groups]
         return all(ordered) and _is_near(ordered, self._slop)
 
 
 class _Matches(dict[str, tuple[int, ...]]):
-    """For each word that was met, the numbers of the words of a phrase that it matches."""
+    """For each word that was met, the numbers of those of some alternative terms of which it has any."""
 
-    def __init__(self, phrase: Phrase) -> None:
+    def __init__(self, analyser: Analyser, terms: Sequence[tuple[str, ...]]) -> None:
         super().__init__()
-        self._analyser, self._words = phrase.analyser, phrase.words
+        self._analyser, self._terms = analyser, terms
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         terms = {*(self._analyser.terms_of(word) or self._analyser.stems_of(word))}
-        numbers = [number for number, each in enumerate(self._words) if not terms.isdisjoint(each.terms)]
+        numbers = [number for number, each in enumerate(self._terms) if not terms.isdisjoint(each)]
         self[word] = matches = tuple(numbers)
         return matches
 

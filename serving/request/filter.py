@@ -53,6 +53,7 @@ from scannery.serving.limits import (
     MAX_FILTER_VALUES,
     MAX_GEO_RADIUS_M,
     MAX_PHRASE_SLOP,
+    MAX_PHRASE_WORDS,
     MAX_QUERY_TEXT_BYTES,
 )
 from scannery.v1 import types_pb2 as pb
@@ -340,6 +341,8 @@ def parse_phrase(message: pb.Condition, lexical: LexicalSpec | None, path: str) 
     phrase = Phrase.of(analyser_of(lexical), text.string_value, sum(each.int_value for each in slops))
     if phrase is None:
         raise InvalidRequestError.at(path, f"has no word that is indexed: {_shown(text)}")
+    if phrase.length > MAX_PHRASE_WORDS:
+        raise InvalidRequestError.at(path, f"must have at most {MAX_PHRASE_WORDS} words, got {phrase.length}")
     return HasPhrase(TEXT_FIELD, phrase)
 
 

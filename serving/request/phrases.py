@@ -21,7 +21,7 @@ import regex
 
 from scannery.indexer import IndexSpec, LexicalSpec, Phrase, analyser_of
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.limits import MAX_PHRASE_SLOP, MAX_PHRASED_WORDS
+from scannery.serving.limits import MAX_PHRASE_SLOP, MAX_PHRASE_WORDS, MAX_PHRASED_WORDS
 from scannery.serving.request.filter import TEXT_FIELD
 from scannery.serving.request.options import Options
 from scannery.v1 import search_pb2 as pb
@@ -150,11 +150,11 @@ def _without_quotes(text: str, lexical: LexicalSpec) -> tuple[str, list[Filter]]
 
 
 def _phrases(text: str, lexical: LexicalSpec) -> Iterator[tuple[regex.Match[str], Phrase]]:
-    """Yield where a text has phrases; quotes around signs, or stop words alone, are plain characters."""
+    """Yield where a text has phrases; quotes around signs, stop words alone, or many words are plain characters."""
     analyser = analyser_of(lexical)
     for match in _QUOTED.finditer(text):
         phrase = Phrase.of(analyser, match["text"], int(match["slop"] or 0))
-        if phrase is not None:
+        if phrase is not None and phrase.length <= MAX_PHRASE_WORDS:
             yield match, phrase
 
 

@@ -71,7 +71,7 @@ class _OperatorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operator.Val
     OPERATOR_EMPTY: _Operator.ValueType  # 19
     """Whether there is no value (true) or there is one (false): the attribute is not set, or is a list without values."""
     OPERATOR_PHRASE: _Operator.ValueType  # 20
-    """The title or the text has the words of a phrase in order, next to each other: a string, and optionally how many other words
+    """The title or the text has the words of a phrase in order, next to each other: a string of 1 to 32 words, and optionally how many other words
     may stand between them in all (int, 0 to 100; default 0). The field is `text`, for the words of both. Words are those of the
     index's analyser: other forms of a word match, too. For indexes with words.
     """
@@ -115,7 +115,7 @@ OPERATOR_ISUBSTRING: Operator.ValueType  # 18
 OPERATOR_EMPTY: Operator.ValueType  # 19
 """Whether there is no value (true) or there is one (false): the attribute is not set, or is a list without values."""
 OPERATOR_PHRASE: Operator.ValueType  # 20
-"""The title or the text has the words of a phrase in order, next to each other: a string, and optionally how many other words
+"""The title or the text has the words of a phrase in order, next to each other: a string of 1 to 32 words, and optionally how many other words
 may stand between them in all (int, 0 to 100; default 0). The field is `text`, for the words of both. Words are those of the
 index's analyser: other forms of a word match, too. For indexes with words.
 """

@@ -73,6 +73,8 @@ def phrases_in(where: Filter) -> list[tuple[str, int]]:
         ('"a b"~12345678901', "a b~12345678901", [("a b", 0)]),
         (" ".join(["x"] * 31 + ['"y"']), " ".join(["x"] * 31 + ["y"]), [("y", 0)]),
         (" ".join(["x"] * 32 + ['"y"']), None, []),  # prose
+        (f"“{'界' * 32}”", "界" * 32, [("界" * 32, 0)]),
+        (f"“{'界' * 33}”", None, []),
     ],
 )
 def test_quotes_make_phrases(text: str, plain: str | None, phrases: list[tuple[str, int]]) -> None:
