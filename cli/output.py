@@ -143,6 +143,8 @@ def print_explanation(explanation: Explanation) -> None:
         typer.echo(f"  {explanation.mode}")
     for word, pattern in explanation.expanded_words.items():
         typer.echo(f"  {word}: searched as {pattern}")
+    if explanation.phrases:
+        typer.echo(f"  all hits have {', '.join(explanation.phrases)}")
     for plan in explanation.segments:
         leaves = f", {plan.leaves_searched:,} leaves" if plan.leaves_searched else ""
         typer.echo(

@@ -165,7 +165,7 @@ def test_quotes(piece: str) -> None:
     options = parse_options(SearchOptions(mode=Mode.MODE_LEXICAL), manifest_of(spec, 4))
 
     def unquoted(text: str) -> None:
-        with_phrases(SearchRequest(query=Query(text=text)), spec, options, lambda _: False)
+        with_phrases(SearchRequest(query=Query(text=text)), spec, options, lambda *_: False)
 
     check_linear(unquoted, lambda size: made(piece, size))
 

@@ -262,6 +262,7 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
         fusion=_METHODS.get(message.fusion.method) if fused else None,
         alpha=message.fusion.alpha if fused else None,
         expanded_words={each.word: each.pattern for each in message.expanded_words},
+        phrases=tuple(message.phrases),
     )
 
 

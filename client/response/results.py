@@ -230,6 +230,8 @@ class Explanation:
     expanded_words: dict[str, str] = field(default_factory=dict)
     """Patterns of the words of the query that stand for others (typing errors, beginnings of words, synonyms), by word:
     `volc*` are all that begin so, `artifci~2` all with at most two letters of difference, `a|b` either."""
+    phrases: tuple[str, ...] = ()
+    """Phrases in quotes that all hits have; without those that no datapoint has, which are not required."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

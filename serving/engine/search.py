@@ -122,6 +122,7 @@ def explanation(
         expanded_words=[
             ExpandedWord(word=word, pattern=pattern) for word, pattern in stats.expanded.get(path, {}).items()
         ],
+        phrases=stats.phrases.get(path, ()),
         **_targets(snapshot, options),
     )
 

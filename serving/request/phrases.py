@@ -27,10 +27,10 @@ from scannery.serving.request.options import Options
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import OPERATOR_PHRASE, Condition, Filter, FilterList, Value
 
-__all__ = ["each_with_phrases", "may_have_phrases", "with_phrases", "without_quotes"]
+__all__ = ["each_with_phrases", "may_have_phrases", "with_phrases", "without_quotes", "written_phrases"]
 
-HasRows: TypeAlias = Callable[[Filter], bool]
-"""Function that returns whether a filter allows any row of the index."""
+HasRows: TypeAlias = Callable[[str, Filter], bool]
+"""Function that returns whether any row of the index has the phrases of the query at a path, which a filter selects."""
 
 _UNSPACED = (
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u3005-\u3007\u30fc]"
@@ -55,6 +55,15 @@ def without_quotes(text: str) -> str:
     return text.translate(_SIGNS)
 
 
+def written_phrases(phrases: Filter) -> list[str]:
+    """Return the phrases that a filter of `HasRows` selects, in quotes."""
+    parts = phrases.all_of.filters if phrases.WhichOneof("kind") == "all_of" else [phrases]
+    pairs = (part.condition.values for part in parts)
+    return [
+        f'"{text.string_value}"' + (f"~{slop.int_value}" if slop.int_value else "") for text, slop in pairs
+    ]
+
+
 def with_phrases(
     request: pb.SearchRequest, spec: IndexSpec, options: Options, has_rows: HasRows
 ) -> pb.SearchRequest:
@@ -74,7 +83,7 @@ def with_phrases(
     if query is request.query:
         return request
     changed = pb.SearchRequest(index=request.index, query=query, options=request.options)
-    if has_rows(phrases):
+    if has_rows("query", phrases):
         where = [request.options.where] if request.options.HasField("where") else []
         changed.options.where.CopyFrom(_all_of([*where, phrases]))
     return changed
@@ -95,8 +104,8 @@ def each_with_phrases(
     changed = pb.SearchManyRequest(
         index=request.index, queries=[query for query, _ in unquoted], options=request.options
     )
-    for where, (_, phrases) in zip(where_each, unquoted, strict=True):
-        if phrases.WhichOneof("kind") is None or not has_rows(phrases):
+    for i, (where, (_, phrases)) in enumerate(zip(where_each, unquoted, strict=True)):
+        if phrases.WhichOneof("kind") is None or not has_rows(f"queries[{i}]", phrases):
             changed.where_each.append(where)
         elif where.WhichOneof("kind") is None:
             changed.where_each.append(phrases)

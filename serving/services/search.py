@@ -28,7 +28,12 @@ from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch, Q
 from scannery.serving.engine.wire_fields import framed
 from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.request.options import WIRE_MODES, CostClass, Options, parse_fields
-from scannery.serving.request.phrases import each_with_phrases, may_have_phrases, with_phrases
+from scannery.serving.request.phrases import (
+    each_with_phrases,
+    may_have_phrases,
+    with_phrases,
+    written_phrases,
+)
 from scannery.serving.request.query import (
     ByText,
     ByVector,
@@ -163,7 +168,7 @@ class Service(MethodRegistry):
 
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         def answer_of(view: View) -> bytes:
-            unquoted = _unquoted(view, request)
+            unquoted = _unquoted(view, request, stats)
             query = _prepared(view.snapshot, unquoted, stats, view.rows(unquoted, None))
             answer, coverage = self.answer(query, deadline), view.coverage()
             if coverage is None:
@@ -239,7 +244,7 @@ class Service(MethodRegistry):
         parsed = snapshot.parsed(request.options)
         options = parsed.options
         request = each_with_phrases(
-            request, snapshot.manifest.spec, options, partial(_has_rows, view, request.index)
+            request, snapshot.manifest.spec, options, partial(_has_rows, view, request, stats)
         )
         queries = parse_queries(request, snapshot.manifest, options)
         filters = parse_filters(request, snapshot.manifest, parsed.where, len(queries))
@@ -299,18 +304,28 @@ class Service(MethodRegistry):
         return self._shards.read(request.index, request.min_sequence, deadline, answer_of)
 
 
-def _unquoted(view: View, request: search_pb2.SearchRequest) -> search_pb2.SearchRequest:
+def _unquoted(view: View, request: search_pb2.SearchRequest, stats: QueryStats) -> search_pb2.SearchRequest:
     """Return a search whose filter has the phrases of its query."""
     if not may_have_phrases(request.query):
         return request
     spec, options = view.snapshot.manifest.spec, view.snapshot.parsed(request.options).options
-    return with_phrases(request, spec, options, partial(_has_rows, view, request.index))
+    return with_phrases(request, spec, options, partial(_has_rows, view, request, stats))
 
 
-def _has_rows(view: View, index: str, where: Filter) -> bool:
-    """Return whether a filter allows any row."""
-    node = parse_filter(where, view.snapshot.manifest.spec)
-    return view.count(search_pb2.CountRequest(index=index, where=where), node) > 0
+def _has_rows(
+    view: View,
+    request: search_pb2.SearchRequest | search_pb2.SearchManyRequest,
+    stats: QueryStats,
+    path: str,
+    phrases: Filter,
+) -> bool:
+    """Return whether any row has the phrases of the query at a path, which its hits must then have."""
+    node = parse_filter(phrases, view.snapshot.manifest.spec)
+    has_rows = view.count(search_pb2.CountRequest(index=request.index, where=phrases), node) > 0
+    if has_rows and request.options.explain:
+        stats.explain()
+        stats.phrases[path] = written_phrases(phrases)
+    return has_rows
 
 
 def _prepared(

@@ -40,7 +40,7 @@ class SegmentStats:
 class QueryStats:
     """Statistics of one request. Written by one thread at a time."""
 
-    __slots__ = ("_rows", "expanded", "explained", "plan", "segments", "stages_s")
+    __slots__ = ("_rows", "expanded", "explained", "phrases", "plan", "segments", "stages_s")
 
     def __init__(self) -> None:
         self.plan = ""
@@ -60,6 +60,8 @@ class QueryStats:
             """Statistics by path of the query in the request, name of the vectors, and number of the segment."""
             self.expanded: dict[str, Mapping[str, str]] = {}
             """Patterns of the words of a query that stand for others by word, by path of the query."""
+            self.phrases: dict[str, Sequence[str]] = {}
+            """Phrases in quotes that hits must have, by path of the query."""
 
     @property
     def detailed(self) -> bool:

@@ -71,6 +71,8 @@ def test_phrases_are_asked_in_quotes_and_in_filters(
     asked = ("search", "-i", "texts", "-s", str(store), "--mode", "lexical")
     answer = in_json(capsys, *asked, 'the "game is over" moves')
     assert [hit["id"] for hit in answer["hits"]] == ["chess"]
+    _, output, _ = run(capsys, *asked, 'the "game is over" moves', "--explain")
+    assert 'all hits have "game is over"' in output
     where = json.dumps({"text": {"$phrase": "dough overnight", "$slop": 3}})
     answer = in_json(capsys, *asked, "the", "--where", where)
     assert [hit["id"] for hit in answer["hits"]] == ["bread"]

@@ -1552,6 +1552,7 @@ class Explanation(_message.Message):
     EFFECTIVE_TARGET_RECALL_FIELD_NUMBER: _builtins.int
     RECALL_STEPS_FIELD_NUMBER: _builtins.int
     EXPANDED_WORDS_FIELD_NUMBER: _builtins.int
+    PHRASES_FIELD_NUMBER: _builtins.int
     expected_recall: _builtins.float
     """Expected recall at the settings used, 0 to 1."""
     mode: Global___Mode.ValueType
@@ -1580,6 +1581,10 @@ class Explanation(_message.Message):
     def expanded_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpandedWord]:
         """Words of the query that stand for others: typing errors, beginnings of words, and synonyms."""
 
+    @_builtins.property
+    def phrases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Phrases in quotes that all hits have, as the query has them. Without those that no datapoint has, which are not required."""
+
     def __init__(
         self,
         *,
@@ -1592,10 +1597,11 @@ class Explanation(_message.Message):
         effective_target_recall: _builtins.float = ...,
         recall_steps: _builtins.int = ...,
         expanded_words: _abc.Iterable[Global___ExpandedWord] | None = ...,
+        phrases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

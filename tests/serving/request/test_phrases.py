@@ -37,7 +37,7 @@ def options(**settings: Any) -> Options:
 def changed(query: pb.Query, *, has_rows: bool = True, **settings: Any) -> pb.SearchRequest:
     request = pb.SearchRequest(index="words", query=query, options=pb.SearchOptions(**settings))
     before = request.SerializeToString(deterministic=True)
-    answer = with_phrases(request, SPEC, options(**settings), lambda _: has_rows)
+    answer = with_phrases(request, SPEC, options(**settings), lambda *_: has_rows)
     assert request.SerializeToString(deterministic=True) == before
     return answer
 
@@ -121,7 +121,7 @@ def test_quotes_mean_nothing_beside_sparse_vectors_and_without_words() -> None:
     assert changed(query, mode=pb.MODE_HYBRID).query == query
     request = pb.SearchRequest(query=pb.Query(text='"a b"'))
     silent = SPEC.model_copy(update={"lexical": None})
-    assert with_phrases(request, silent, options(), lambda _: True) is request
+    assert with_phrases(request, silent, options(), lambda *_: True) is request
 
 
 def test_too_much_slop_is_refused() -> None:
@@ -133,16 +133,18 @@ def test_too_much_slop_is_refused() -> None:
 def test_each_query_of_a_batch_has_its_phrases() -> None:
     queries = [pb.Query(text='"a b" c'), pb.Query(text="plain"), pb.Query(text='"d"~1')]
     batch = pb.SearchManyRequest(index="words", queries=queries)
-    request = each_with_phrases(batch, SPEC, options(), lambda _: True)
+    request = each_with_phrases(batch, SPEC, options(), lambda *_: True)
     assert [query.text for query in request.queries] == ["a b c", "plain", "d"]
     assert [phrases_in(where) for where in request.where_each] == [[("a b", 0)], [], [("d", 1)]]
     batch.where_each.extend([build_filter({"show": "x"})] * 3)
-    request = each_with_phrases(batch, SPEC, options(), lambda where: phrases_in(where) != [("d", 1)])
+    request = each_with_phrases(
+        batch, SPEC, options(), lambda path, where: (path, phrases_in(where)) != ("queries[2]", [("d", 1)])
+    )
     assert [len(where.all_of.filters) for where in request.where_each] == [2, 0, 0]
     plain = pb.SearchManyRequest(queries=queries[1:2])
-    assert each_with_phrases(plain, SPEC, options(), lambda _: True) is plain
+    assert each_with_phrases(plain, SPEC, options(), lambda *_: True) is plain
     del batch.where_each[0]
-    assert each_with_phrases(batch, SPEC, options(), lambda _: True) is batch  # to be refused
+    assert each_with_phrases(batch, SPEC, options(), lambda *_: True) is batch  # to be refused
 
 
 def test_apis_without_phrases_have_quotes_as_signs() -> None:

@@ -111,8 +111,20 @@ def test_queries_of_a_batch_have_phrases_of_their_own(index: scannery.Index) -> 
 def test_a_phrase_that_no_row_has_is_words(index: scannery.Index) -> None:
     assert index.search('"volcano plate"', k=20) == index.search("volcano plate", k=20)
     assert not index.search("volcano plate", k=20, where={"text": {"$phrase": "volcano plate"}})
+    hits = index.search('"volcano plate" magma', explain=True)
+    assert hits.explanation is not None and hits.explanation.phrases == ()
     # One that rows have is required, though the filter allows none of them.
     assert not index.search('"plate boundary"', where={"id": "none"})
+
+
+def test_phrases_are_explained(index: scannery.Index) -> None:
+    queries = ['volcano "plate boundary"~2 “erupts”', "volcano"]
+    phrases = [('"plate boundary"~2', '"erupts"'), ()]
+    several = index.search_many(queries, explain=True)
+    for hits, expected in zip(
+        [*several, index.search(queries[0], explain=True)], [*phrases, phrases[0]], strict=True
+    ):
+        assert hits.explanation is not None and hits.explanation.phrases == expected
 
 
 def test_words_of_phrases_are_highlighted(index: scannery.Index) -> None:
