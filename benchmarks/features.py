@@ -1,7 +1,7 @@
 """What an index does besides searching by vector: filters, counts, scans, highlighting, named vectors; in one process.
 
-    python -m benchmarks.features [dynamic] [operators] [facets] [scans] [highlight] [named] [phrases] [--rows N]
-        [--queries 200]
+    python -m benchmarks.features [dynamic] [operators] [facets] [scans] [highlight] [named] [phrases]
+        [expansion] [--rows N] [--queries 200]
 
 `dynamic`: filters over dynamic attributes against the same over declared ones. One index has each attribute twice, so
 that both filters search the same segment; each query has a filter that was not used before. `operators`: each filter
@@ -11,10 +11,11 @@ datapoints per second, embedded and served, and the cost of an order, a filter, 
 snippets of ten hits cost. `named`: searches by one name or by two fused, in which all vectors of a row are the same.
 `phrases`: two adjacent words of a corpus in quotes, each pair asked once, against the same words without quotes, by the
 number of rows that have both words; passages of 100 words of podcasts, repeated.
+`expansion`: three words of such a passage, the last one as written, with a typing error, and as the beginning of a word.
 
 Times are those of the processor, all threads together, unless they are said to be of the clock. "First" is the first
 question about an attribute, which indexes it. Default rows: 200,000, 500,000 for facets and scans, 50,000 for named,
-100,000 for phrases.
+100,000 for phrases and expansion.
 """
 
 from __future__ import annotations
@@ -511,17 +512,23 @@ CANDIDATES = {
 }
 
 
-def phrases(given: argparse.Namespace, folder: Path) -> None:
-    rows, pairs, rng = given.rows or 100_000, given.queries // 10, random.Random(0)
+@contextmanager
+def passages_index(rows: int, folder: Path) -> Iterator[tuple[scannery.Index, list[str]]]:
+    """Yield an index of passages of podcasts with their words, and its distinct texts; these repeat."""
     words = [text.split() for _, text in transcripts()]
     starts = ((each, start) for each in words for start in range(0, len(each), PASSAGE_WORDS))
     texts = [" ".join(each[start : start + PASSAGE_WORDS]) for each, start in starts]
     spec = spec_for("bench", {}, lexical=True, source={"vector": "v", "text": "text"})
     columns = {"text": [texts[row % len(texts)] for row in range(rows)]}
     publish(Store.open(folder / "store", create=True), spec, random_vectors(rows, 8), folder, columns=columns)
-    measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in CANDIDATES}
     with scannery.connect(folder / "store", timeout_s=600) as client:
-        index = client.index("bench")
+        yield client.index("bench"), texts
+
+
+def phrases(given: argparse.Namespace, folder: Path) -> None:
+    rows, pairs, rng = given.rows or 100_000, given.queries // 10, random.Random(0)
+    measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in CANDIDATES}
+    with passages_index(rows, folder) as (index, texts):
         index.search('"warm up" once', K, mode="lexical")
         while min(map(len, measured.values())) < pairs:
             first, second = _adjacent(rng.choice(texts), rng)
@@ -554,6 +561,32 @@ def phrases(given: argparse.Namespace, folder: Path) -> None:
     print(table(titles, lines))
 
 
+def expansion(given: argparse.Namespace, folder: Path) -> None:
+    rows, queries, rng = given.rows or 100_000, given.queries, random.Random(0)
+    with passages_index(rows, folder) as (index, texts):
+        index.search("warm up onse", K, mode="lexical", prefix=True)
+        kinds: dict[str, list[float]] = {}
+        for _ in range(queries):
+            words = [word for word in rng.choice(texts).lower().split() if len(word) > 6 and word.isalpha()]
+            if len(words) < 3:
+                continue
+            *first, last = rng.sample(words, 3)
+            at = rng.randrange(1, len(last) - 1)
+            typed = {"as written": last, "a letter left out": last[:at] + last[at + 1 :]}
+            typed |= {f"the first {length} letters, prefix": last[:length] for length in (6, 4, 3, 2)}
+            for kind, word in typed.items():
+                query = " ".join([*first, word])
+                ask = partial(index.search, query, K, mode="lexical", prefix="prefix" in kind)
+                kinds.setdefault(kind, []).append(1e3 * timed(ask, CPU))
+    clean = median(kinds["as written"])
+    lines = [
+        [kind, f"{median(took):.2f}", f"{np.quantile(took, 0.95):.1f}", f"{median(took) / clean:.2f}"]
+        for kind, took in kinds.items()
+    ]
+    print(f"{rows} passages; three words of a passage, the last one:\n")
+    print(table(["last word", "ms of the processor, median", "95 %", "ratio"], lines))
+
+
 def _adjacent(text: str, rng: random.Random) -> list[str]:
     """Return two words of a text that follow each other among those without signs."""
     words = [word for word in text.split() if word.isascii() and word.isalpha()]
@@ -563,7 +596,7 @@ def _adjacent(text: str, rng: random.Random) -> list[str]:
 
 CASES = {
     "dynamic": dynamic, "operators": operators, "facets": facets, "scans": scans, "highlight": highlight,
-    "named": named, "phrases": phrases,
+    "named": named, "phrases": phrases, "expansion": expansion,
 }  # fmt: skip
 
 
