@@ -11,7 +11,7 @@ datapoints per second, embedded and served, and the cost of an order, a filter, 
 snippets of ten hits cost. `named`: searches by one name or by two fused, in which all vectors of a row are the same.
 `phrases`: two adjacent words of a corpus in quotes, each pair asked once, against the same words without quotes, by the
 number of rows that have both words; passages of 100 words of podcasts, repeated.
-`expansion`: three words of such a passage, the last one as written, with a typing error, and as the beginning of a word.
+`expansion`: three words of such a passage, the last one as written, with an error, and as the beginning of a word.
 
 Times are those of the processor, all threads together, unless they are said to be of the clock. "First" is the first
 question about an attribute, which indexes it. Default rows: 200,000, 500,000 for facets and scans, 50,000 for named,
