@@ -189,7 +189,7 @@ FUSIONS: dict[str, dict[str, Any]] = {
 
 def fusion(given: argparse.Namespace, folder: Path) -> None:
     rows = []
-    for name, collection in chosen_of(given, (each for each in MORE_COLLECTIONS if each != "stackfaq")):
+    for name, collection in chosen_of(given, MORE_COLLECTIONS):
         spec = {"source": WHOLE, "lexical": {"language": LANGUAGES.get(name, "english")}}
         index = indexed(folder / name, records_of(collection), spec)
         manifest = read_manifest(Store.open(folder / name / "store"), "quality")

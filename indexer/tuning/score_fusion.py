@@ -9,6 +9,8 @@ A filter can leave a few rows, of which the best may be a poor answer and the wo
 therefore those of the whole index (`Scale`): lexical scores are divided by the best one without the filter, and 0 of
 the dense ranking is no nearer to its first row than place 200 is without the filter.
 
+Scores by vector that differ in their last bits only are the same.
+
 Neither scale depends on how many more rows are fused, so the order of the first hits hardly changes with that: dense
 rows after place 200 have values below 0, and rows that the dense ranking lacks have that of its last row.
 
@@ -22,8 +24,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["FUSED_ROWS", "UNFILTERED", "Scale", "dense_values", "lexical_values"]
+__all__ = ["FUSED_ROWS", "SAME_SHARE", "UNFILTERED", "Scale", "dense_values", "lexical_values"]
 
+SAME_SHARE = 1e-5
+"""Share of the best score within which scores by vector are the same: texts that an encoder cannot tell apart have
+scores that differ in their last bits (1e-7 to 1e-6), which would order them."""
 FUSED_ROWS = 200
 """Rows of each ranking that are fused, unless more hits are wanted."""
 
@@ -43,11 +48,14 @@ UNFILTERED = Scale()
 
 
 def dense_values(scores_H: np.ndarray, scale: Scale = UNFILTERED) -> np.ndarray:
-    """Return descending scores by vector on the common scale, float64; equal scores are all 1."""
+    """Return descending scores by vector on the common scale, float64; if the first ones are the same, all are 1."""
     if not len(scores_H):
         return np.empty(0)
     first, last = float(scores_H[0]), float(scores_H[min(len(scores_H), FUSED_ROWS) - 1])
-    return _scaled(scores_H, min(last, first - scale.dense_range), first)
+    zero = min(last, first - scale.dense_range)
+    if first - zero <= SAME_SHARE * abs(first):
+        return (scores_H >= zero).astype(np.float64)
+    return _scaled(scores_H, zero, first)
 
 
 def lexical_values(scores_H: np.ndarray, scale: Scale = UNFILTERED) -> np.ndarray:

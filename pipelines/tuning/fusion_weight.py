@@ -4,9 +4,12 @@ Questions made from passages (tuning_queries.py) are searched by vector and by w
 rankings are fused with weights from 0 to 1. The weight with the highest mean nDCG@10 becomes the default. The better
 ranking alone, weight 0 or 1, is among the choices, so the default is never below it on these questions.
 
-If one ranking alone has less than half the nDCG@10 of the other one, as with an encoder that does not know the
+If one ranking alone has less than two fifths of the nDCG@10 of the other one, as with an encoder that does not know the
 language, it gets a weight of at most 0.05, and with less than a quarter none: questions made of the passages' own
 words make it look better than it is (figures: docs/benchmarks/fusion.md).
+
+Scores by vector are rounded to a thousandth of a percent of the best one, and of equal scores the passage's counts as
+the last: texts that an encoder cannot tell apart differ in their last bits, by which the passage would be first.
 
 The scores of the passage itself are those of what is left of it without the question; other passages of its document
 are left out of the rankings.
@@ -30,7 +33,7 @@ from scannery.indexer.manifest import FusionWeight, Manifest, SegmentEntry
 from scannery.indexer.reader import OpenIndex, open_manifest
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS, dense_values, lexical_values
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, SAME_SHARE, dense_values, lexical_values
 from scannery.indexer.vectors.exact_search import search_ready
 from scannery.pipelines.tuning.tuning_queries import EncoderSource, PassageQuestion, question_of
 
@@ -49,7 +52,8 @@ distributed by hash.
 GROWTH = 1.5
 """A version with more than this times the rows of the measured one, or fewer than 1 / GROWTH of them, is measured."""
 WEIGHTS = np.array([0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1])
-WEAK_SHARE = 0.5
+_TINY = 1e-12
+WEAK_SHARE = 0.4
 WEAK_WEIGHT = 0.05
 """Most weight of a ranking with less than this share of the other one's nDCG@10."""
 USELESS_SHARE = 0.25
@@ -207,17 +211,23 @@ def _gains(index: OpenIndex, questions: Sequence[_Question], encoder: EncoderSou
     for number, each in enumerate(questions):
         search = _OtherDocuments(index, each)
         query_1D = queries_QD[number : number + 1]
-        dense = search.of([(i, *_dense(index, i, query_1D)) for i in range(len(index.segments))])
+        keys_H, scores_H = search.of([(i, *_dense(index, i, query_1D)) for i in range(len(index.segments))])
+        unit = SAME_SHARE * max(float(np.abs(scores_H[:1]).max(initial=0.0)), _TINY)
+        dense = keys_H, _rounded(scores_H, unit)
         statistics, hits = by_words.search(each.question.text)
         lexical = search.of(hits)
         kinds = []
         for kind, remainder in enumerate(each.question.rests):
             row_D = rests_2QD[2 * number + kind]
-            score = _score(query_1D[0], row_D, distance)
+            score = float(_rounded(_score(query_1D[0], row_D, distance), unit))
             word_score = by_words.score(each.question.text, remainder, statistics)
             kinds.append(_ndcg(_fused(dense, score, lexical, word_score)))
         gains_QA[number] = np.mean(kinds, axis=0)
     return gains_QA
+
+
+def _rounded(scores: Any, unit: float) -> Any:
+    return np.round(np.asarray(scores, np.float64) / unit) * unit
 
 
 def _dense(index: OpenIndex, number: int, query_1D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

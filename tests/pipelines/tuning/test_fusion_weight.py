@@ -91,6 +91,24 @@ def test_a_build_measures_the_weight_and_searches_use_it(store, write):
 
 
 @pytest.mark.system
+@pytest.mark.system
+def test_texts_that_the_encoder_cannot_tell_apart_give_dense_search_no_weight(store, write):
+    # Letters of Lisu, of which the model's vocabulary has none: texts with as many words have the same vector.
+    rng = random.Random(1)
+    words = ["".join(chr(rng.randrange(0xA4D0, 0xA4F8)) for _ in range(5)) for _ in range(300)]
+    sizes = [1 + row % 20 for row in range(220)]
+    texts = [
+        {"id": f"t{row}", "text": " ".join(rng.choices(words, k=size))} for row, size in enumerate(sizes)
+    ]
+    run(store, write("unknown.jsonl", texts), spec={**SPEC, "lexical": {"language": "none"}})
+    weight = weight_of(store)
+    assert (weight.alpha, weight.dense < weight.lexical / 4) == (0, True)
+    with scannery.connect(store.uri) as client:
+        query = " ".join(texts[17]["text"].split()[:3])
+        best = client.index("talks").search(query, 1, mode="hybrid", alpha=0.3)
+        assert best[0].id == client.index("talks").search(query, 1, mode="lexical")[0].id
+
+
 def test_a_compaction_that_finds_its_segments_keeps_the_weight(store, write):
     run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
     weight = weight_of(store)

@@ -148,6 +148,7 @@ def test_the_scale_of_few_equal_and_negative_scores() -> None:
     assert values(dense_values, 0.5, 0.5) == values(lexical_values, 0.5, 0.5) == [1, 1]
     assert values(dense_values, 4, 3, 2) == [1, 0.5, 0]
     assert values(dense_values, -1, -3) == [1, 0]
+    assert values(dense_values, 0.5, 0.4999999, 0.499999) == [1, 1, 1]  # the same, but for the last bits
     assert values(lexical_values, 4, 3, 2) == [1, 0.75, 0.5]
     assert values(lexical_values, 3, -1) == [1, 0]
     assert values(lexical_values, -1, -3) == [1, 0]
