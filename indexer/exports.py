@@ -79,11 +79,11 @@ from scannery.indexer.lexical.expansion import (
     NO_EXPANSION,
     Expansion,
     QueryText,
-    Synonyms,
     WeightedTerms,
     weighted_terms,
 )
 from scannery.indexer.lexical.phrases import Phrase, PhraseFinder
+from scannery.indexer.lexical.synonyms import Synonyms
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import (

@@ -127,7 +127,7 @@ def _similar_terms(
         if starts_T[term + 1] - starts_T[term] < size - limit:  # a letter has at least a byte
             continue
         length = _letters(bytes_B, starts_T[term], starts_T[term + 1], letters_L)
-        if length < size - limit:
+        if length < 0 or length < size - limit:
             continue
         if _edits(word_L, letters_L, length, limit, table_LL) <= limit:
             numbers_T[count] = term

@@ -208,6 +208,8 @@ class QueryWord(NamedTuple):
     """The terms of the word, its stem first."""
     weight: float
     """Weight of each term."""
+    start: int
+    """Position of the first character in the query."""
     end: int
     """Position after the last character in the query."""
     in_code: bool
@@ -266,11 +268,13 @@ class Analyser:
         weights = _place_weights(base, code)
         inside = [(start, end) for _, start, end in code]
         plain = [
-            QueryWord(word, terms, weight, end, any(first < end and start < last for first, last in inside))
+            QueryWord(
+                word, terms, weight, start, end, any(first < end and start < last for first, last in inside)
+            )
             for (word, start, end), (terms, _, _), weight in zip(words, base, weights, strict=False)
         ]
         parts = [
-            QueryWord(text[start:end], terms, weight, end, in_code=True)
+            QueryWord(normalised(text[start:end], self._version), terms, weight, start, end, in_code=True)
             for (terms, start, end), weight in zip(code, weights[len(base) :], strict=True)
         ]
         return [word for word in (*plain, *parts) if word.terms]

@@ -163,11 +163,8 @@ def words_of_query(
         typed = [QueryText(*text) for text in texts]
         synonyms = synonyms_of(manifest.spec.search, analyser)
         [expanded] = weighted_terms([typed], analyser, partial(_statistics, corpus), expansion, synonyms)
-        weights |= {
-            pattern: expanded.weights[pattern]
-            for pattern in expanded.expanded.values()
-            if pattern in expanded.weights
-        }
+        typed_terms = {term for text, _ in texts for term in analyser.terms(text)}
+        weights |= {term: weight for term, weight in expanded.weights.items() if term not in typed_terms}
     return QueryWords(analyser, weights, None if stems == UNKNOWN else stems)
 
 
@@ -299,7 +296,7 @@ class Highlighter:
                 self._texts[query],
                 self._batch.snapshot.manifest,
                 samples,
-                self._rows.corpus,
+                self._corpus,
                 self._expansion,
             )
             hits += [_Hit(query, rank, text, words) for rank, text in enumerate(texts)]
@@ -308,6 +305,10 @@ class Highlighter:
             self._batch.deadline.check()
             hit.read()
         return hits
+
+    def _corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
+        self._batch.deadline.check()
+        return self._rows.corpus(terms)
 
     def _by_encoder(self, hits: Sequence[_Hit]) -> dict[int, tuple[int, float]]:
         """Return the best sentence and its cosine by `id` of a hit; hits that it does not have are chosen by words."""

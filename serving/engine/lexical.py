@@ -225,7 +225,7 @@ def synonyms_of(search: SearchSpec, analyser: Analyser) -> Synonyms | None:
     return _synonyms(tuple(search.synonyms), analyser) if search.synonyms else None
 
 
-_synonyms = lru_cache(maxsize=64)(Synonyms)
+_synonyms = lru_cache(maxsize=16)(Synonyms)
 
 
 def _texts_of(lookup: Lookup, query: Query, mode: str, path: str) -> list[QueryText]:

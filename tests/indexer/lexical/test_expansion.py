@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scannery.indexer import (
@@ -153,6 +153,52 @@ def test_synonyms(rules: tuple[str, ...], text: str, rows: list[int]) -> None:
     assert sorted(rows_of(text, NEITHER, rules)) == rows
 
 
+@pytest.mark.parametrize(
+    ("rules", "text", "patterns", "expansion"),
+    [
+        (
+            ("soda, television",),
+            "soda",
+            {"soda": "soda|televis"},
+            TYPOS,
+        ),  # no typing error of "shown" or others
+        (
+            ("xolcano, volcano",),
+            "xolcano volcnao",
+            {"xolcano": "xolcano|volcano", "volcnao": "volcano"},
+            TYPOS,
+        ),
+        (("boun, television",), "boun", {"boun": "boun*|boun|televis"}, PREFIX),
+        (("tv, television, new york",), "tv", {"tv": "tv|televis|new york"}, NEITHER),
+        (("tv, television", "tv => new york"), "tv", {"tv": "tv|televis|new york"}, NEITHER),
+        (("C++, volcano",), "C++ york", {"c++": "c++|volcano"}, NEITHER),
+        (("getUserById, .NET",), "use .NET", {".net": ".net|getuserbyid"}, NEITHER),
+        (("!!, ??", "!!, volcano"), "!! volcano", {}, NEITHER),
+        (("volcano, volcanoes",), "volcano", {}, NEITHER),
+    ],
+)
+def test_synonyms_beside_other_expansions(
+    rules: tuple[str, ...], text: str, patterns: dict[str, str], expansion: Expansion
+) -> None:
+    assert expanded(text, expansion, rules) == patterns
+
+
+@pytest.mark.parametrize("text", ["汽车", "汽车很好", "好汽车", "我的汽车很好"])
+def test_synonyms_of_scripts_without_spaces(text: str) -> None:
+    spec = LexicalSpec(analyser=4, language="none")
+    analyser = Analyser(spec)
+    corpus = partial(corpus_statistics, [postings_of(["轿车在这里", "出租车"], spec)])
+    synonyms = Synonyms(["汽车, 轿车"], analyser)
+    [terms] = weighted_terms([[QueryText(text, 1.0)]], analyser, corpus, NEITHER, synonyms)
+    assert dict(terms.expanded) == {"汽车": "汽车|轿车"}
+
+
+def test_rules_with_many_texts_are_bounded() -> None:
+    rules = [",".join(["aa", *(f"w{number}x{other}" for other in range(120))]) for number in range(300)]
+    [synonyms] = Synonyms(rules, Analyser(SPEC)).of(Analyser(SPEC).query_words("aa"))
+    assert len(synonyms.alternatives) == 64
+
+
 def test_synonyms_count_as_one_word() -> None:
     postings, analyser = postings_of(["a car", "an automobile", "a bicycle"]), Analyser(SPEC)
     corpus = partial(corpus_statistics, [postings])
@@ -191,6 +237,50 @@ def test_a_text_of_the_index_is_not_expanded() -> None:
     synonyms = Synonyms(["tv, television"], analyser)
     [terms] = weighted_terms([texts], analyser, corpus, Expansion(typos=True, prefix=True), synonyms)
     assert (dict(terms.weights), dict(terms.expanded)) == ({}, {})
+
+
+BLOCKS = [0x1200, 0x1280, 0x1300, 0x1400, 0x1480, 0x1500, 0x1580, 0xA000, 0xA080, 0xA100, 0x12000, 0x13000]
+
+
+@pytest.mark.parametrize("text", ["q" + "".join(map(chr, BLOCKS)), "".join(map(chr, range(0x1200, 0x1220)))])
+def test_letters_of_many_scripts_make_few_words(text: str) -> None:
+    asked: set[str] = set()
+
+    def corpus(terms: Sequence[str]) -> CorpusStatistics:
+        asked.update(terms)
+        return corpus_statistics([POSTINGS], terms)
+
+    weighted_terms([[QueryText(text, 1.0)]], Analyser(SPEC), corpus, Expansion(typos=True, prefix=True))
+    assert len(asked) < 9_000
+
+
+@pytest.mark.parametrize("text", ["q\u0332", "q\u0332\u0332\u0332", "q" + 8 * "\u0332"])
+@pytest.mark.parametrize("expansion", [TYPOS, PREFIX])
+def test_accents_are_no_letters(text: str, expansion: Expansion) -> None:
+    texts = ["quick quack quality quantum question qi"]
+    analyser = Analyser(SPEC)
+    corpus = partial(corpus_statistics, [postings_of(texts)])
+    [terms] = weighted_terms([[QueryText(text, 1.0)]], analyser, corpus, expansion)
+    assert (dict(terms.weights), dict(terms.expanded)) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "query"),
+    [
+        ("serbian", "вулканска ерупција", "вул"),
+        ("irish", "theastaigh uaim", "theast"),
+        ("irish", "mhúinteoir", "mhú"),
+        ("german", "Überlegungen", "über"),
+        ("turkish", "volkanların", "volk"),
+    ],
+)
+def test_beginnings_in_languages_whose_stems_have_other_letters(language: str, text: str, query: str) -> None:
+    for version in (1, 2, 3, 4):
+        spec = LexicalSpec(analyser=version, language=language)  # type: ignore[arg-type]
+        analyser, corpus = Analyser(spec), partial(corpus_statistics, [postings_of([text, "other"], spec)])
+        [terms] = weighted_terms([[QueryText(query, 1.0)]], analyser, corpus, PREFIX)
+        assert len(terms.weights) == 1, version
+        assert len(terms.expanded[query]) < 60, version
 
 
 def test_a_long_text_is_not_expanded() -> None:
@@ -248,6 +338,7 @@ def edits(word: str, other: str) -> int:
 
 
 @settings(max_examples=60, deadline=None)
+@example(words={"qa", "qabcdefg", "qabcd"}, word="q", limit=2)
 @given(words=st.sets(LETTERS, min_size=1, max_size=30), word=LETTERS, limit=st.integers(0, 2))
 def test_patterns_match_what_they_say(words: set[str], word: str, limit: int) -> None:
     terms = sorted(words, key=str.encode)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,9 @@ def test_synonyms_change_without_a_build(tmp_path: Path) -> None:
         explanation = index.search("tv nyc", 5, mode="lexical", explain=True).explanation
         assert explanation is not None
         assert explanation.expanded_words == {"tv": "tv|televis", "nyc": "new york"}
+        [hit] = index.search("nyc", 1, mode="lexical", highlight="words")
+        assert hit.snippet is not None and hit.text is not None
+        assert [hit.text[start:end] for start, end in hit.snippet.words] == ["New", "York"]
         index.alter(search={"synonyms": [], "typos": False})
         assert not index.search("tv", 5, mode="lexical")
         assert not index.search("televison", 5, mode="lexical")
@@ -145,3 +150,15 @@ def test_synonyms_change_without_a_build(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="synonyms") as caught:
             index.alter(search={"synonyms": ["tv"]})
         assert "tv, television" in str(caught.value)
+
+
+def test_highlighting_keeps_the_deadline(index: scannery.Index) -> None:
+    text = " ".join(
+        f"{first}xq{second}zw" for first in string.ascii_lowercase for second in string.ascii_lowercase
+    )
+    queries = [Words(text[:1990], VECTORS_ND[number % ROWS].tolist()) for number in range(200)]
+    started = time.process_time()
+    with pytest.raises(scannery.DeadlineExceededError):
+        index.search_many(queries, 3, mode="dense", highlight="words", timeout_s=0.5)
+    index.search("volcano", 1)  # waits for what is still running
+    assert time.process_time() - started < 20
