@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.shard_groups import Shards
@@ -269,6 +269,12 @@ class VectorsInfo(_Record):
     """Fingerprint of the encoder that made them; None: they are given."""
 
 
+def _with_components(info: VectorsInfo) -> VectorsInfo:
+    if not info.dimensions:
+        raise ValueError("named vectors have components")
+    return info
+
+
 class Manifest(_Record):
     """A version of an index."""
 
@@ -288,7 +294,7 @@ class Manifest(_Record):
     """Fingerprint of the encoder that made the vectors; None if the source had vectors."""
     dimensions: Annotated[int, Field(ge=0, le=_MAX_DIMENSIONS)]
     """Components of a vector; 0: the index has no vectors."""
-    named_vectors: dict[str, VectorsInfo] = {}
+    named_vectors: dict[str, Annotated[VectorsInfo, AfterValidator(_with_components)]] = {}
     """What is known of the named vectors of the spec, by name; `vectors` has the unnamed one, too."""
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
     segments: tuple[SegmentEntry, ...]

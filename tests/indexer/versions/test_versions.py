@@ -236,6 +236,16 @@ def test_numbers_that_cannot_be_are_refused(key: str, value: int):
         Manifest.from_json(json.dumps(data).encode(), origin="it")
 
 
+@pytest.mark.parametrize("dimensions", [-1, 0, 1 << 31])
+def test_a_named_vector_without_components_is_refused(dimensions: int):
+    data = {
+        **json.loads(manifest().model_dump_json()),
+        "named_vectors": {"title": {"dimensions": dimensions}},
+    }
+    with pytest.raises(CorruptError, match=r"named_vectors\.title"):
+        Manifest.from_json(json.dumps(data).encode(), origin="it")
+
+
 def test_no_damage_to_a_manifest_goes_unnoticed(store: Store):
     commit(store, manifest())
     key = "pods/versions/00000001.json"
