@@ -41,6 +41,8 @@ class Process:
         self._elsewhere = machine is not None
         self._process: subprocess.Popen[str] | None = None
         self._since_s: float | None = None
+        self._retries = 20
+        """Times that it may still be started again: a connection of another process can have its port for a moment."""
 
     def start(self) -> None:
         """Start it; `wait` waits until it serves."""
@@ -61,6 +63,12 @@ class Process:
         assert self._process.stdout is not None
         if self._since_s is None and select.select([self._process.stdout], [], [], wait_s)[0]:
             line = self._process.stdout.readline()
+            if not line and self._retries:  # it has ended
+                self._retries -= 1
+                self.kill()
+                time.sleep(0.5)
+                self.start()
+                return self.serves_for_s(wait_s)
             assert re.search(r"Serving on (\S+);", line), f"not started: {line!r}"
             self._since_s = time.monotonic()
         return None if self._since_s is None else time.monotonic() - self._since_s

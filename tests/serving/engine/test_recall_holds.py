@@ -42,7 +42,7 @@ HOLDS = [
 def test_the_target_holds_for_every_number_of_hits_and_every_filter(
     kind: str, distance: Distance, tmp_path: Path
 ) -> None:
-    sample = KINDS[kind].draw(2000, 200, np.random.default_rng(7))
+    sample = KINDS[kind].draw(4000, 200, np.random.default_rng(7))
     measured = measure(kind, sample, distance, tmp_path)
     assert measured.entry.kind == "scann"
     assert {cell.share for cell in measured.cells} >= set(SHARES[:4])
@@ -51,7 +51,7 @@ def test_the_target_holds_for_every_number_of_hits_and_every_filter(
     assert not missed
 
 
-ROWS, K = 2000, 10
+ROWS, K = 4000, 10
 
 
 class Served:
