@@ -226,7 +226,8 @@ class Analyser:
             spec: language, stop words, version and parts of compounds.
 
         """
-        self._language = None if spec.language == "none" else spec.language
+        self.language = spec.language
+        """Language of the stemmer, or `none`."""
         self._version = spec.version
         self._parts = _costs(spec.language, spec.compound_parts, spec.version)
         self._local = threading.local()
@@ -362,7 +363,7 @@ class Analyser:
         # A stemmer has state, so each thread has its own.
         local = self._local
         if not hasattr(local, "state"):
-            local.state = _OfThread(self._language, self._parts)
+            local.state = _OfThread(self.language, self._parts)
         elif len(local.state.cache) > _MAX_CACHED:
             local.state.cache.clear()
         state: _OfThread = local.state
@@ -372,7 +373,7 @@ class Analyser:
 class _OfThread:
     """What each thread has of an analyser: a stemmer, and the terms of the words that it has met."""
 
-    def __init__(self, language: str | None, parts: Mapping[str, float]) -> None:
+    def __init__(self, language: str, parts: Mapping[str, float]) -> None:
         self.stem = stem_of(language)
         self.splitter = CompoundSplitter(parts, self.stem) if parts else None
         self.cache: dict[str, tuple[str, ...]] = {}

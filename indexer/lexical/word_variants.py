@@ -34,6 +34,13 @@ MIN_PREFIX_LETTERS: Final = 2
 """Least letters of the beginning of a word: with one, a tenth of the dictionary would be one term."""
 MIN_STEM_LETTERS: Final = 3
 """Least letters of a stem that is shorter than the beginning of its word."""
+_ALPHABETS: Final = {
+    "arabic": "ءآأؤإئابةتثجحخدذرزسشصضطظعغفقكلمنهوىي",
+    "greek": "αβγδεζηθικλμνξοπρστυφχψω",
+    "hindi": "अआइईउऊऋएऐऑओऔकखगघङचछजझञटठडढणतथदधनपफबभमयरलवशषसहािीुूृेैॉोौ्ँंः़",
+    "russian": "абвгдежзийклмнопрстуфхцчшщъыьэюя",
+}
+"""Letters of languages whose blocks of characters have as many others: half as many words are made."""
 _LETTERS: Final = regex.compile(r"[\p{L}\p{M}]+")
 
 
@@ -100,7 +107,11 @@ def _alphabet(analyser: Analyser, word: str) -> str:
 
 @lru_cache(maxsize=256)
 def _letters_of(analyser: Analyser, block: int) -> str:
-    letters = map(chr, range(block << 7, (block + 1) << 7))
-    return "".join(
-        letter for letter in letters if _LETTERS.fullmatch(letter) and analyser.plain_word(letter) == letter
-    )
+    characters = map(chr, range(block << 7, (block + 1) << 7))
+    letters = [
+        letter
+        for letter in characters
+        if _LETTERS.fullmatch(letter) and analyser.plain_word(letter) == letter
+    ]
+    of_language = [letter for letter in letters if letter in _ALPHABETS.get(analyser.language, "")]
+    return "".join(of_language or letters)

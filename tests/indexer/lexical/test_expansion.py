@@ -28,7 +28,7 @@ from scannery.indexer import (
     score_rows,
     weighted_terms,
 )
-from scannery.indexer.lexical import term_patterns
+from scannery.indexer.lexical import term_patterns, word_variants
 from scannery.indexer.lexical.bm25 import invert, term_columns
 
 SPEC = LexicalSpec(analyser=4)
@@ -237,6 +237,26 @@ def test_a_text_of_the_index_is_not_expanded() -> None:
     synonyms = Synonyms(["tv, television"], analyser)
     [terms] = weighted_terms([texts], analyser, corpus, Expansion(typos=True, prefix=True), synonyms)
     assert (dict(terms.weights), dict(terms.expanded)) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("language", "query", "word"),
+    [
+        ("russian", "вулкно", "вулкан"),
+        ("greek", "ηφαστειο", "ηφαίστειο"),
+        ("hindi", "ज्वालामखी", "ज्वालामुखी"),
+        ("arabic", "البركن", "البركان"),
+        ("russian", "volcno", "volcano"),  # a word of another script
+    ],
+)
+def test_letters_of_the_language_are_enough(language: str, query: str, word: str) -> None:
+    spec = LexicalSpec(analyser=4, language=language)  # type: ignore[arg-type]
+    analyser, corpus = Analyser(spec), partial(corpus_statistics, [postings_of([word], spec)])
+    [terms] = weighted_terms([[QueryText(query, 1.0)]], analyser, corpus, TYPOS)
+    [stem, *_] = analyser.terms(word)
+    assert stem in terms.weights
+    [letter, *_] = {ord(letter) >> 7 for letter in query}
+    assert len(word_variants._letters_of(analyser, letter)) < 64
 
 
 BLOCKS = [0x1200, 0x1280, 0x1300, 0x1400, 0x1480, 0x1500, 0x1580, 0xA000, 0xA080, 0xA100, 0x12000, 0x13000]
