@@ -21,6 +21,7 @@ __all__ = [
     "async_off_loop",
     "async_owner",
     "async_sleep",
+    "async_within",
 ]
 
 P = ParamSpec("P")
@@ -39,6 +40,37 @@ def async_owner() -> object:
 async def async_off_loop(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     """Return what a function returns that would hold up the event loop."""
     return await asyncio.to_thread(work, *args, **named)
+
+
+async def async_within(work: Coroutine[Any, Any, T], timeout_s: float, undo: Callable[[T], object]) -> T:
+    """Return what a coroutine returns within a time.
+
+    `asyncio.wait_for` loses a cancellation that comes at the same moment as the result, before Python 3.12.
+
+    Args:
+        work: the coroutine; it is cancelled when the time is over, or the caller is cancelled.
+        timeout_s: seconds.
+        undo: takes a result that comes too late for the caller.
+
+    Raises:
+        TimeoutError: the time is over.
+
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+        if not task.done():
+            raise TimeoutError
+    except BaseException:
+        task.add_done_callback(lambda ended: _undone(ended, undo))
+        task.cancel()
+        raise
+    return task.result()
+
+
+def _undone(task: asyncio.Task[T], undo: Callable[[T], object]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        undo(task.result())
 
 
 class AsyncTasks:
@@ -127,8 +159,10 @@ class AsyncPermits:
         if timeout_s <= 0:
             return False
         try:
-            return await asyncio.wait_for(self._semaphore.acquire(), timeout_s)
-        except asyncio.TimeoutError:
+            return await async_within(
+                self._semaphore.acquire(), timeout_s, lambda _: self._semaphore.release()
+            )
+        except TimeoutError:
             return False
 
     def release(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from scannery.client.async_concurrency import async_within
 from scannery.client.transport.http.endpoint import Endpoint
 from scannery.client.transport.http.pool import SOCKET_OPTIONS, UnsentError, Worker, worker_of
 from scannery.runtime.http1 import Response, ResponseParser, health_request
@@ -109,8 +110,10 @@ async def async_dial(endpoint: Endpoint, tls: ssl.SSLContext | None, until_s: fl
         server_hostname=endpoint.host if tls is not None else None,
     )
     try:
-        _, connection = await asyncio.wait_for(connecting, max(0.0, until_s - time.monotonic()))
-    except asyncio.TimeoutError as error:
+        _, connection = await async_within(
+            connecting, max(0.0, until_s - time.monotonic()), lambda pair: pair[0].close()
+        )
+    except TimeoutError as error:
         raise TimeoutError("no connection before the deadline") from error
     try:
         response = await connection.exchange(health_request(endpoint.authority), until_s)
