@@ -332,8 +332,9 @@ def written(index: Any, name: str) -> int:
         try:
             return int(index.upsert([{"id": name, "vector": VECTOR}]).sequence)
         except scannery.UnavailableError as error:
-            # Refused by the write itself, or because the server has noticed the change first.
-            assert any(reason in str(error) for reason in ("replaced", "engine is closed")), error
+            # Refused by the write itself, or because the server has noticed the change first, before or in the write.
+            reasons = ("replaced", "engine is closed", "created again or restored")
+            assert any(reason in str(error) for reason in reasons), error
             time.sleep(0.05)
     raise AssertionError("no write comes through")
 
