@@ -127,6 +127,14 @@ class Postings:
         term_kernels.find_terms(self._term_bytes, self._term_starts, keys_B, starts, numbers)
         return numbers
 
+    def matching_each(self, patterns: Sequence[str]) -> list[np.ndarray]:
+        """Return what `matching` does for each pattern; those that are terms themselves are looked up at once."""
+        numbers = self.numbers_of(patterns)
+        lists = [numbers[at : at + (number >= 0)] for at, number in enumerate(numbers.tolist())]
+        for at in patterns_among(patterns):
+            lists[at] = self.matching(patterns[at])
+        return lists
+
     def matching(self, pattern: str) -> np.ndarray:
         """Return the numbers of the terms that match a pattern, int64, ascending (term_patterns.py)."""
         parts = [self._matching_one(each) for each in alternatives_of(pattern)]
@@ -184,6 +192,10 @@ class Postings:
         """Return the numbers of the terms with the first letter of a word that differ from it by few edits."""
         from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
 
+        if (
+            len(word) > term_kernels.MAX_LETTERS
+        ):  # of another process: its table would be as large as the word squared
+            return np.empty(0, np.int64)
         first, last = self._range_of(word[0])
         numbers = np.empty(last - first, np.int64)
         word_L = np.array([*map(ord, word)], np.int32)
@@ -426,8 +438,9 @@ def score_rows(
     """
     from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
 
+    lists = postings.matching_each(list(weights))
     matching = [
-        (numbers, weight) for term, weight in weights.items() if len(numbers := postings.matching(term))
+        (numbers, weight) for numbers, weight in zip(lists, weights.values(), strict=True) if len(numbers)
     ]
     numbers_Q, starts_Q, rows_P, counts_P = _joined_postings(postings, [numbers for numbers, _ in matching])
     weights_Q = np.array([weight for _, weight in matching], np.float64)

@@ -406,6 +406,10 @@ def test_a_pattern_is_scored_and_counted_as_one_term(rows: list[list[str]], aliv
     assert sum(counted.frequencies.values()) == sum(in_live_rows)
 
 
+def test_a_pattern_of_a_word_that_is_too_long_matches_nothing() -> None:
+    assert not len(POSTINGS.matching(term_patterns.similar("v" * 100_000, 2)))
+
+
 def test_no_term_has_the_sign_of_a_pattern() -> None:
     analyser = Analyser(LexicalSpec(analyser=4, language="none"))
     for first in ("a", "C", "1", "ä", "日"):
