@@ -12,7 +12,7 @@ import numpy as np
 
 from scannery.indexer.kernels.fused import compiled
 
-__all__ = ["MAX_LETTERS", "find_terms", "similar_terms"]
+__all__ = ["MAX_LETTERS", "find_terms", "is_similar", "similar_terms"]
 
 MAX_LETTERS = 64
 """Letters of the longest word that `similar_terms` takes."""
@@ -137,3 +137,10 @@ def _similar_terms(
 
 find_terms = compiled(_find_terms)
 similar_terms = compiled(_similar_terms)
+
+
+def is_similar(word: str, term: str, limit: int) -> bool:
+    """Return whether two words differ by at most `limit` edits."""
+    word_L, term_L = (np.array([*map(ord, text)], np.int32) for text in (word, term))
+    table_LL = np.empty((len(word) + 1, len(term) + 1), np.int32)
+    return bool(_edits(word_L, term_L, len(term), limit, table_LL) <= limit)

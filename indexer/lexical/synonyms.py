@@ -17,6 +17,7 @@ from typing import Final
 from scannery.indexer.lexical import term_patterns
 from scannery.indexer.lexical.analyser import Analyser, QueryWord
 from scannery.indexer.lexical.words import HAN
+from scannery.indexer.spec.spec import synonym_sides
 
 __all__ = ["Synonyms", "WordSynonyms"]
 
@@ -61,10 +62,8 @@ class Synonyms:
         self._sides: dict[_Terms, list[list[_Terms]]] = {}
         """Texts of the right side of each rule that has some terms on its left."""
         for rule in rules:
-            left, _, right = rule.partition("=>")
             terms, alternatives = (
-                [*filter(None, (_terms_of(analyser, text) for text in side.split(",")))]
-                for side in (left, right or left)
+                [*filter(None, (_terms_of(analyser, text) for text in side))] for side in synonym_sides(rule)
             )
             for each in terms:
                 self._sides.setdefault(each, []).append(alternatives)

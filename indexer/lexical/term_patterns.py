@@ -64,23 +64,11 @@ def _matches_one(pattern: str, term: str) -> bool:
     if (begun := prefix_of(pattern)) is not None:
         return term.startswith(begun)
     if (like := similar_of(pattern)) is not None:
+        from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
+
         word, edits = like
-        return term[:1] == word[0] and _edits(word, term) <= edits
+        return term[:1] == word[0] and term_kernels.is_similar(word, term, edits)
     return term == pattern
-
-
-def _edits(word: str, term: str) -> int:
-    """Return the edits between two words, as `kernels.term_kernels` counts them."""
-    before: list[int] = []
-    latest: list[int] = [*range(len(term) + 1)]
-    for row, letter in enumerate(word, 1):
-        older, before, latest = before, latest, [row]
-        for column, another in enumerate(term, 1):
-            edits = min(before[column] + 1, latest[-1] + 1, before[column - 1] + (letter != another))
-            if row > 1 and column > 1 and letter == term[column - 2] and word[row - 2] == another:
-                edits = min(edits, older[column - 2] + 1)
-            latest.append(edits)
-    return latest[-1]
 
 
 def prefix_of(pattern: str) -> str | None:

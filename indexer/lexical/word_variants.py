@@ -69,9 +69,8 @@ def beginning_pattern(analyser: Analyser, word: QueryWord) -> str | None:
     plain, stem = analyser.plain_word(word.text), word.terms[0]
     if word.in_code or not MIN_PREFIX_LETTERS <= len(plain) <= MAX_LETTERS:
         return None
-    if not stem.startswith(
-        plain[:2]
-    ):  # stems of some languages have other letters than the words, as Serbian ones
+    # Stems of some languages have other letters than the words, as Serbian ones.
+    if not stem.startswith(plain[:2]):
         return term_patterns.prefix(stem) if len(stem) >= MIN_PREFIX_LETTERS else None
     return term_patterns.any_of([term_patterns.prefix(plain), *_shorter_stems(analyser, plain)])
 

@@ -88,10 +88,19 @@ class RerankerSpec(SpecModel):
     """Longest pair of query and text in tokens, the rest is cut off; default: the model's own limit."""
 
 
-def _synonym_rule(rule: str) -> str:
+def synonym_sides(rule: str) -> tuple[list[str], list[str]]:
+    """Return the texts of a rule, and those that they also find: the same without an arrow."""
     left, arrow, right = rule.partition("=>")
-    sides = [[text.strip() for text in side.split(",")] for side in ((left, right) if arrow else (left,))]
-    if "=>" in right or not all(map(all, sides)) or (not arrow and len(sides[0]) < 2):
+    texts, synonyms = (
+        [text.strip() for text in side.split(",")] for side in (left, right if arrow else left)
+    )
+    return texts, synonyms
+
+
+def _synonym_rule(rule: str) -> str:
+    texts, synonyms = synonym_sides(rule)
+    arrows = rule.count("=>")
+    if arrows > 1 or not all((*texts, *synonyms)) or (not arrows and len(texts) < 2):
         raise ValueError(f"must be like `tv, television` or `nyc, big apple => new york`, got {rule!r:.80}")
     return rule
 

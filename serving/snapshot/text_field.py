@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scannery.indexer import Phrase, PhraseFinder, Postings, Segment
+from scannery.indexer.lexical.term_patterns import any_of
 from scannery.runtime.errors import LexicalUnavailableError
 from scannery.serving.snapshot.attribute_index import NO_ROWS, Field, common_rows
 
@@ -75,6 +76,5 @@ def rows_with_phrase(segment: Segment, phrase: Phrase, check: Callable[[], None]
 
 def _rows_with(postings: Postings, terms: Sequence[str]) -> np.ndarray:
     """Return the rows that have any of some terms, int32 (P,), ascending."""
-    numbers = postings.numbers_of(terms)
-    numbers = np.unique(numbers[numbers >= 0])
+    numbers = postings.matching(any_of(terms))
     return postings.of_numbers(numbers)[0] if len(numbers) else NO_ROWS
