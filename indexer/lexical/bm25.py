@@ -192,9 +192,8 @@ class Postings:
         """Return the numbers of the terms with the first letter of a word that differ from it by few edits."""
         from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
 
-        if (
-            len(word) > term_kernels.MAX_LETTERS
-        ):  # of another process: its table would be as large as the word squared
+        # Of another process: its table would be as large as the word squared.
+        if len(word) > term_kernels.MAX_LETTERS:
             return np.empty(0, np.int64)
         first, last = self._range_of(word[0])
         numbers = np.empty(last - first, np.int64)
