@@ -37,6 +37,7 @@ __all__ = [
     "MAX_OFFSET",
     "MAX_PAYLOAD_BYTES",
     "MAX_PHRASED_WORDS",
+    "MAX_PHRASES",
     "MAX_PHRASE_SLOP",
     "MAX_PHRASE_WORDS",
     "MAX_QUANTILES",
@@ -103,17 +104,20 @@ MAX_QUERY_TEXT_BYTES = 32_768
 MAX_RETURN_FIELDS = 256
 MAX_FILTER_DEPTH = 16
 MAX_FILTER_CONDITIONS = 256
+"""Conditions of a filter; phrases, which those of a query are added to, count by themselves."""
 MAX_FILTER_VALUES = 4_096
 MAX_FILTER_PARTS = 4_096
 """Nodes of a filter tree, empty ones included: 256 conditions, each at a depth of 16."""
 MAX_GEO_RADIUS_M = 20_100_000
+"""More than half the circumference of the Earth: all places."""
 MAX_PHRASED_WORDS = 32
 """Words of a text in which quotes make phrases: longer ones are prose."""
+MAX_PHRASES = 16
+"""Pairs of quotes of a text in which they make phrases: words without spaces may have thousands."""
 MAX_PHRASE_WORDS = 32
 """Words of a phrase, and characters of scripts without spaces: each may be anywhere in a long text."""
 MAX_PHRASE_SLOP = 100
 """Other words between those of a phrase."""
-"""More than half the circumference of the Earth: all places."""
 MAX_DIMENSIONS = 16_384
 MAX_ALIASES = 1_000
 """Aliases of a store: every process holds all of them."""

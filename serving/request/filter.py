@@ -481,6 +481,7 @@ class _Parser:
         self._dynamic = dynamic
         self._parts = 0
         self._conditions = 0
+        self._phrases = 0
         self._values = 0
 
     def node(self, message: pb.Filter, path: str, depth: int) -> Node | None:
@@ -502,8 +503,10 @@ class _Parser:
 
     def _all_of(self, message: pb.FilterList, path: str, depth: int) -> Node | None:
         _not_empty(message, f"{path}.$and")
+        # The phrases of a query stand beside the filter of its request, which may be as deep as any.
+        is_joined = depth == 1 and any(map(_is_phrase, message.filters))
         # The path omits `$and`: clients also send it for several keys of one dictionary.
-        parts = (self.node(item, path, depth + 1) for item in message.filters)
+        parts = (self.node(item, path, depth + (not is_joined)) for item in message.filters)
         present = tuple(part for part in parts if part is not None)
         return AllOf(present) if present else None
 
@@ -515,13 +518,15 @@ class _Parser:
         return AnyOf(present) if len(present) == len(parts) else None
 
     def _condition(self, message: pb.Condition, path: str) -> Node:
+        here = _condition_path(message, path)
+        if message.operator == pb.OPERATOR_PHRASE:
+            self._phrases += 1
+            _check_limit(self._phrases, MAX_FILTER_CONDITIONS, path, "phrases")
+            return parse_phrase(message, self._lexical, here)
         self._conditions += 1
         self._values += len(message.values)
         _check_limit(self._conditions, MAX_FILTER_CONDITIONS, path, "conditions")
         _check_limit(self._values, MAX_FILTER_VALUES, path, _VALUES)
-        here = _condition_path(message, path)
-        if message.operator == pb.OPERATOR_PHRASE:
-            return parse_phrase(message, self._lexical, here)
         name, kind = self._field(message.field, path)
         if message.operator == pb.OPERATOR_EXISTS:
             return _has(Exists(name), message, here)
@@ -549,6 +554,10 @@ class _Parser:
                 f"{path}.{dotted:.80}", unknown_name(dotted, self._fields, "attribute")
             )
         return name, self._fields.get(dotted, "dynamic")
+
+
+def _is_phrase(message: pb.Filter) -> bool:
+    return message.condition.operator == pb.OPERATOR_PHRASE
 
 
 def _compare(message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:

@@ -6,7 +6,8 @@ in a text or in `words`. Requests are changed before they are parsed, so that ph
 leaves.
 
 Questions quote names that texts spell otherwise, and pasted texts quote anything: phrases that no row has together, and
-quotes in a text of more than MAX_PHRASED_WORDS words, select nothing (docs/benchmarks/lexical.md has the figures).
+quotes in a text of more than MAX_PHRASED_WORDS words or MAX_PHRASES phrases, select nothing (docs/benchmarks/lexical.md
+has the figures).
 
 A quote opens a phrase before a character that is no space, and not inside or at the end of a word: `5" pipe` has none,
 nor has `צה"ל`. Words of scripts without spaces, and Korean ones with their particles, touch quotes.
@@ -14,14 +15,23 @@ nor has `צה"ל`. Words of scripts without spaces, and Korean ones with their p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import regex
 
 from scannery.indexer import IndexSpec, LexicalSpec, Phrase, analyser_of
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.limits import MAX_PHRASE_SLOP, MAX_PHRASE_WORDS, MAX_PHRASED_WORDS
+from scannery.runtime.retry import Deadline
+from scannery.serving.limits import (
+    MAX_PHRASE_SLOP,
+    MAX_PHRASE_WORDS,
+    MAX_PHRASED_WORDS,
+    MAX_PHRASES,
+    MAX_QUERIES,
+    MAX_QUERY_TEXT_BYTES,
+)
 from scannery.serving.request.filter import TEXT_FIELD
 from scannery.serving.request.options import Options
 from scannery.v1 import search_pb2 as pb
@@ -40,6 +50,9 @@ _QUOTED = regex.compile(
     rf"(?V1)(?:(?<!{_SPACED})\"(?=\S)(?P<text>[^\"]+)(?<=\S)\"(?!{_SPACED})"
     rf"|“(?P<text>[^“”]+)”|„(?P<text>[^„“”]+)[“”])(?:~(?P<slop>\d{{1,9}})(?!\w))?"
 )
+_SIGN = "[.,:;'’·&@#+]"
+_PARTING = regex.compile(rf"(?V1){_SPACED}{_SIGN}?\"{_SIGN}?{_SPACED}")
+"""Letters and digits with a quote between, and signs that without it may make one word of them."""
 _QUOTES = '"“„'
 _SIGNS = dict.fromkeys(map(ord, _QUOTES), "”")
 
@@ -80,52 +93,46 @@ def with_phrases(
 
     """
     query, phrases = _unquoted(request.query, "query", spec.lexical, options)
-    if query is request.query:
+    if not phrases:
         return request
     changed = pb.SearchRequest(index=request.index, query=query, options=request.options)
-    if has_rows("query", phrases):
-        where = [request.options.where] if request.options.HasField("where") else []
-        changed.options.where.CopyFrom(_all_of([*where, phrases]))
+    if has_rows("query", _all_of(phrases)):
+        changed.options.where.CopyFrom(_with(request.options.where, phrases))
     return changed
 
 
 def each_with_phrases(
-    request: pb.SearchManyRequest, spec: IndexSpec, options: Options, has_rows: HasRows
+    request: pb.SearchManyRequest, spec: IndexSpec, options: Options, has_rows: HasRows, deadline: Deadline
 ) -> pb.SearchManyRequest:
-    """Return a batch whose queries have no phrases in quotes, and whose filters have them; as `with_phrases`."""
+    """Return a batch whose queries have no phrases in quotes, and whose filters have them; as `with_phrases`.
+
+    The deadline, too, is checked before each query, which may have as long a text as any.
+    """
     if not any(map(may_have_phrases, request.queries)):
         return request
-    unquoted = [
-        _unquoted(query, f"queries[{i}]", spec.lexical, options) for i, query in enumerate(request.queries)
-    ]
-    where_each = request.where_each or [Filter()] * len(unquoted)
-    if len(where_each) != len(unquoted):
+    where_each = request.where_each or [Filter()] * len(request.queries)
+    if len(where_each) != len(request.queries) or len(request.queries) > MAX_QUERIES:
         return request  # is refused
-    changed = pb.SearchManyRequest(
-        index=request.index, queries=[query for query, _ in unquoted], options=request.options
-    )
-    for i, (where, (_, phrases)) in enumerate(zip(where_each, unquoted, strict=True)):
-        if phrases.WhichOneof("kind") is None or not has_rows(f"queries[{i}]", phrases):
-            changed.where_each.append(where)
-        elif where.WhichOneof("kind") is None:
-            changed.where_each.append(phrases)
-        else:
-            changed.where_each.append(_all_of([where, phrases]))
+    changed = pb.SearchManyRequest(index=request.index, options=request.options)
+    for i, (query, where) in enumerate(zip(request.queries, where_each, strict=True)):
+        deadline.check()
+        plain, phrases = _unquoted(query, f"queries[{i}]", spec.lexical, options)
+        is_required = bool(phrases) and has_rows(f"queries[{i}]", _all_of(phrases))
+        changed.queries.append(plain)
+        changed.where_each.append(_with(where, phrases) if is_required else where)
     return changed
 
 
 def _unquoted(
     query: pb.Query, path: str, lexical: LexicalSpec | None, options: Options
-) -> tuple[pb.Query, Filter]:
-    """Return a query without the signs of its phrases, and the filter by these: the same query if it has none."""
+) -> tuple[pb.Query, list[Filter]]:
+    """Return a query without the signs of its phrases, and a condition for each: the same query if it has none."""
     if lexical is None or not may_have_phrases(query) or not _is_by_words(query, options):
-        return query, Filter()
+        return query, []
     text = query.words or query.text
-    if len(text.split()) > MAX_PHRASED_WORDS:
-        return query, Filter()
     plain, filters = _without_quotes(text, lexical)
     if not filters:
-        return query, Filter()
+        return query, []
     slop = max(each.condition.values[1].int_value for each in filters)
     if slop > MAX_PHRASE_SLOP:
         what = f"the slop of a phrase must be 0 to {MAX_PHRASE_SLOP}, got ~{slop}"
@@ -136,7 +143,7 @@ def _unquoted(
         changed.words = plain
     else:
         changed.text = plain
-    return changed, _all_of(filters)
+    return changed, filters
 
 
 def _is_by_words(query: pb.Query, options: Options) -> bool:
@@ -149,27 +156,43 @@ def _is_by_words(query: pb.Query, options: Options) -> bool:
 
 
 def _without_quotes(text: str, lexical: LexicalSpec) -> tuple[str, list[Filter]]:
-    """Return a text without the signs of its phrases, and a condition for each."""
-    parts, filters, end = [], [], 0
-    for match, phrase in _phrases(text, lexical):
-        parts += [text[end : match.start()], match["text"]]
-        end = match.end()
-        filters.append(_condition(match["text"], phrase))
-    return "".join([*parts, text[end:]]), filters
+    """Return a text without the signs of its phrases, and a condition for each.
 
-
-def _phrases(text: str, lexical: LexicalSpec) -> Iterator[tuple[regex.Match[str], Phrase]]:
-    """Yield where a text has phrases; quotes around signs, stop words alone, or many words are plain characters."""
+    Quotes around signs, stop words alone, or many words are plain characters.
+    """
     analyser = analyser_of(lexical)
-    for match in _QUOTED.finditer(text):
+    plain, filters, end = "", [], 0
+    for match in _quoted(text):
         phrase = Phrase.of(analyser, match["text"], int(match["slop"] or 0))
         if phrase is not None and phrase.length <= MAX_PHRASE_WORDS:
-            yield match, phrase
+            plain = _joined(_joined(plain, text[end : match.start()]), match["text"])
+            end = match.end()
+            filters.append(_condition(match["text"], phrase))
+    return _joined(plain, text[end:]), filters
+
+
+def _quoted(text: str) -> list[regex.Match[str]]:
+    """Return where a text has quotes that may be phrases; none in prose, and in a text that is too long for a query."""
+    if len(text) > MAX_QUERY_TEXT_BYTES or len(text.split()) > MAX_PHRASED_WORDS:
+        return []
+    quoted = [*islice(_QUOTED.finditer(text), MAX_PHRASES + 1)]
+    return quoted if len(quoted) <= MAX_PHRASES else []
+
+
+def _joined(text: str, following: str) -> str:
+    """Return two parts of a text that a quote parted, with a space where their words could become one."""
+    is_parting = _PARTING.search(f'{text[-2:]}"{following[:2]}') is not None
+    return f"{text} {following}" if is_parting else text + following
 
 
 def _condition(text: str, phrase: Phrase) -> Filter:
     values = [Value(string_value=text), Value(int_value=phrase.slop)]
     return Filter(condition=Condition(field=TEXT_FIELD, operator=OPERATOR_PHRASE, values=values))
+
+
+def _with(where: Filter, phrases: Sequence[Filter]) -> Filter:
+    """Return the filter by another one, which may allow all, and by phrases."""
+    return _all_of([where, *phrases] if where.WhichOneof("kind") else phrases)
 
 
 def _all_of(filters: Sequence[Filter]) -> Filter:

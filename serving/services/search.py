@@ -243,9 +243,8 @@ class Service(MethodRegistry):
         snapshot = view.snapshot
         parsed = snapshot.parsed(request.options)
         options = parsed.options
-        request = each_with_phrases(
-            request, snapshot.manifest.spec, options, partial(_has_rows, view, request, stats)
-        )
+        has_rows = partial(_has_rows, view, request, stats)
+        request = each_with_phrases(request, snapshot.manifest.spec, options, has_rows, deadline)
         queries = parse_queries(request, snapshot.manifest, options)
         filters = parse_filters(request, snapshot.manifest, parsed.where, len(queries))
         deadline.check()

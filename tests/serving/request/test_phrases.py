@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import pytest
 
-from scannery.client.request.filters import build_filter
+from scannery.client.request.filters import Where, build_filter
 from scannery.indexer import Manifest, parse_spec
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import DeadlineError, InvalidRequestError
+from scannery.runtime.retry import Deadline
+from scannery.serving.limits import (
+    MAX_FILTER_CONDITIONS,
+    MAX_FILTER_DEPTH,
+    MAX_FILTER_VALUES,
+    MAX_PHRASES,
+    MAX_QUERIES,
+    MAX_QUERY_TEXT_BYTES,
+)
+from scannery.serving.request.filter import AllOf, parse_filter
 from scannery.serving.request.options import Options, parse_options
 from scannery.serving.request.phrases import each_with_phrases, with_phrases, without_quotes
 from scannery.v1 import search_pb2 as pb
@@ -28,6 +39,8 @@ MANIFEST = Manifest(
     shards=1,
     segments=(),
 )
+
+NEVER = Deadline.after(None)
 
 
 def options(**settings: Any) -> Options:
@@ -56,6 +69,9 @@ def phrases_in(where: Filter) -> list[tuple[str, int]]:
         ("“plate boundary”, why?", "plate boundary, why?", [("plate boundary", 0)]),
         ("„Plattengrenze“ und „Vulkan”~1", "Plattengrenze und Vulkan", [("Plattengrenze", 0), ("Vulkan", 1)]),
         ('("a b") "c"', "(a b) c", [("a b", 0), ("c", 0)]),
+        ('"a""b"“c”', "a b c", [("a", 0), ("b", 0), ("c", 0)]),  # words stay apart
+        ("x“a b”y", "x a b y", [("a b", 0)]),
+        ('x."y z".z', "x. y z .z", [("y z", 0)]),
         ('请问"板块边界"是什么', "请问板块边界是什么", [("板块边界", 0)]),
         ('"판 경계"는 무엇', "판 경계는 무엇", [("판 경계", 0)]),
         ('"to be or"', "to be or", [("to be or", 0)]),
@@ -73,6 +89,8 @@ def phrases_in(where: Filter) -> list[tuple[str, int]]:
         ('"a b"~12345678901', "a b~12345678901", [("a b", 0)]),
         (" ".join(["x"] * 31 + ['"y"']), " ".join(["x"] * 31 + ["y"]), [("y", 0)]),
         (" ".join(["x"] * 32 + ['"y"']), None, []),  # prose
+        (",".join(['"x"'] * 16), ", ".join("x" * 16), [("x", 0)] * 16),
+        (",".join(['"x"'] * 17), None, []),  # data
         (f"“{'界' * 32}”", "界" * 32, [("界" * 32, 0)]),
         (f"“{'界' * 33}”", None, []),
     ],
@@ -91,6 +109,27 @@ def test_phrases_come_to_the_filter() -> None:
     assert (request.index, request.options.k) == ("words", 3)
     assert request.options.where.all_of.filters[0] == where
     assert phrases_in(request.options.where.all_of.filters[1]) == [("a b", 0)]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"$or": [{"show": str(number)} for number in range(MAX_FILTER_CONDITIONS)]},
+        {"show": {"$in": [str(number) for number in range(MAX_FILTER_VALUES)]}},
+        reduce(lambda part, _: {"$not": part}, range(MAX_FILTER_DEPTH - 1), {"show": "gotime"}),
+    ],
+)
+def test_filters_may_be_as_large_beside_phrases(where: Where) -> None:
+    message = build_filter(where)
+    plain = parse_filter(message, SPEC)
+    request = changed(pb.Query(text=",".join(['"a"'] * MAX_PHRASES)), where=message)
+    joined = parse_filter(request.options.where, SPEC)
+    assert isinstance(joined, AllOf) and joined.parts[0] == plain and len(joined.parts) == MAX_PHRASES + 1
+
+
+def test_texts_that_are_too_long_are_not_read() -> None:
+    request = pb.SearchRequest(query=pb.Query(text='"a b"~101' + "x" * MAX_QUERY_TEXT_BYTES))
+    assert with_phrases(request, SPEC, options(), lambda *_: True) is request  # is refused
 
 
 def test_phrases_that_no_row_has_select_nothing() -> None:
@@ -133,18 +172,32 @@ def test_too_much_slop_is_refused() -> None:
 def test_each_query_of_a_batch_has_its_phrases() -> None:
     queries = [pb.Query(text='"a b" c'), pb.Query(text="plain"), pb.Query(text='"d"~1')]
     batch = pb.SearchManyRequest(index="words", queries=queries)
-    request = each_with_phrases(batch, SPEC, options(), lambda *_: True)
+    request = each_with_phrases(batch, SPEC, options(), lambda *_: True, NEVER)
     assert [query.text for query in request.queries] == ["a b c", "plain", "d"]
     assert [phrases_in(where) for where in request.where_each] == [[("a b", 0)], [], [("d", 1)]]
     batch.where_each.extend([build_filter({"show": "x"})] * 3)
     request = each_with_phrases(
-        batch, SPEC, options(), lambda path, where: (path, phrases_in(where)) != ("queries[2]", [("d", 1)])
+        batch,
+        SPEC,
+        options(),
+        lambda path, where: (path, phrases_in(where)) != ("queries[2]", [("d", 1)]),
+        NEVER,
     )
     assert [len(where.all_of.filters) for where in request.where_each] == [2, 0, 0]
     plain = pb.SearchManyRequest(queries=queries[1:2])
-    assert each_with_phrases(plain, SPEC, options(), lambda *_: True) is plain
+    assert each_with_phrases(plain, SPEC, options(), lambda *_: True, NEVER) is plain
     del batch.where_each[0]
-    assert each_with_phrases(batch, SPEC, options(), lambda *_: True) is batch  # to be refused
+    assert each_with_phrases(batch, SPEC, options(), lambda *_: True, NEVER) is batch  # to be refused
+    large = pb.SearchManyRequest(queries=queries[:1] * (MAX_QUERIES + 1))
+    assert each_with_phrases(large, SPEC, options(), lambda *_: True, NEVER) is large
+
+
+def test_a_batch_is_read_in_time() -> None:
+    queries = [pb.Query(text=f'"{"?" * 100}"')] * 3  # no phrase, which rows would be looked up for
+    batch = pb.SearchManyRequest(index="words", queries=queries)
+    clock = iter([0.0, 0.0, 2.0])
+    with pytest.raises(DeadlineError):
+        each_with_phrases(batch, SPEC, options(), lambda *_: True, Deadline(1.0, lambda: next(clock)))
 
 
 def test_apis_without_phrases_have_quotes_as_signs() -> None:
