@@ -454,19 +454,23 @@ _MEMBERSHIPS = (pb.OPERATOR_IN, pb.OPERATOR_NIN)
 _NEGATED = (pb.OPERATOR_NE, pb.OPERATOR_NIN)
 
 
-def parse_filter(message: pb.Filter, spec: IndexSpec, *, path: str = "where") -> Node | None:
+def parse_filter(
+    message: pb.Filter, spec: IndexSpec, *, path: str = "where", joined: bool = False
+) -> Node | None:
     """Return the filter as a tree, or None if it allows every row.
 
     Args:
         message: the filter.
         spec: of the index: its attributes, and whether it takes others, too: then no name is unknown.
         path: where the filter is in the request, for errors.
+        joined: a root made it of two, each of which is as large as any: that of a batch, and that of a query.
 
     Raises:
         InvalidRequestError: an unknown field, a value of the wrong type, or an exceeded limit; names the path.
 
     """
-    parser = _Parser({**FIXED_FIELDS, **spec.attributes}, spec.lexical, dynamic=spec.dynamic)
+    fields = {**FIXED_FIELDS, **spec.attributes}
+    parser = _Parser(fields, spec.lexical, dynamic=spec.dynamic, limit_factor=2 if joined else 1)
     return parser.node(message, path, 1)
 
 
@@ -474,20 +478,26 @@ class _Parser:
     """Walks over one filter and counts its parts: the limits apply to the filter as a whole."""
 
     def __init__(
-        self, fields: Mapping[str, AttributeType], lexical: LexicalSpec | None, *, dynamic: bool
+        self,
+        fields: Mapping[str, AttributeType],
+        lexical: LexicalSpec | None,
+        *,
+        dynamic: bool,
+        limit_factor: int,
     ) -> None:
         self._fields = fields
         self._lexical = lexical
         self._dynamic = dynamic
+        self._limit_factor = limit_factor
         self._parts = 0
         self._conditions = 0
         self._phrases = 0
         self._values = 0
 
     def node(self, message: pb.Filter, path: str, depth: int) -> Node | None:
-        _check_limit(depth, MAX_FILTER_DEPTH, path, "levels of nesting")
+        self._check(depth, MAX_FILTER_DEPTH, path, "levels of nesting")
         self._parts += 1
-        _check_limit(self._parts, MAX_FILTER_PARTS, path, "parts")
+        self._check(self._parts, MAX_FILTER_PARTS, path, "parts")
         kind = message.WhichOneof("kind")
         if kind is None:
             return None
@@ -521,12 +531,12 @@ class _Parser:
         here = _condition_path(message, path)
         if message.operator == pb.OPERATOR_PHRASE:
             self._phrases += 1
-            _check_limit(self._phrases, MAX_FILTER_CONDITIONS, path, "phrases")
+            self._check(self._phrases, MAX_FILTER_CONDITIONS, path, "phrases")
             return parse_phrase(message, self._lexical, here)
         self._conditions += 1
         self._values += len(message.values)
-        _check_limit(self._conditions, MAX_FILTER_CONDITIONS, path, "conditions")
-        _check_limit(self._values, MAX_FILTER_VALUES, path, _VALUES)
+        self._check(self._conditions, MAX_FILTER_CONDITIONS, path, "conditions")
+        self._check(self._values, MAX_FILTER_VALUES, path, _VALUES)
         name, kind = self._field(message.field, path)
         if message.operator == pb.OPERATOR_EXISTS:
             return _has(Exists(name), message, here)
@@ -554,6 +564,11 @@ class _Parser:
                 f"{path}.{dotted:.80}", unknown_name(dotted, self._fields, "attribute")
             )
         return name, self._fields.get(dotted, "dynamic")
+
+    def _check(self, count: int, limit: int, path: str, what: str) -> None:
+        limit *= self._limit_factor
+        if count > limit:
+            raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {limit} {what}")
 
 
 def _is_phrase(message: pb.Filter) -> bool:
@@ -583,11 +598,6 @@ def unknown_name(name: str, choices: Mapping[str, object], what: str) -> str:
 
 
 _VALUES = "values; ask several times with a part of them, or filter by an attribute that these rows share"
-
-
-def _check_limit(count: int, maximum: int, path: str, what: str) -> None:
-    if count > maximum:
-        raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {maximum} {what}")
 
 
 def _equals(name: str, message: pb.Value, kind: FieldKind, path: str) -> Node:

@@ -55,7 +55,7 @@ class Snapshot:
     """Sequence of the last mutation in it; -1: that of the version."""
     recall_step: Callable[[], int] = no_step
     """Returns the steps by which target recalls are moved now, since live queries need that."""
-    _parsed: dict[tuple[int, bytes], ParsedOptions] = field(default_factory=dict)
+    _parsed: dict[tuple[int, bytes, bool], ParsedOptions] = field(default_factory=dict)
     """Options with filters, by recall step and serialised message: most requests repeat earlier ones."""
     _options: dict[tuple[int, bytes], Options] = field(default_factory=dict)
     """Options, by recall step and serialised message without its filter: most others repeat these."""
@@ -137,23 +137,29 @@ class Snapshot:
         encoder = self._encoders.get(name)
         return None if encoder is None else encoder.cached_vector(text)
 
-    def parsed(self, message: SearchOptions) -> ParsedOptions:
-        """Return the options of a search, checked against this index; raises what the parsers of these raise."""
+    def parsed(self, message: SearchOptions, *, joined: bool = False) -> ParsedOptions:
+        """Return the options of a search, checked against this index; raises what the parsers of these raise.
+
+        Args:
+            message: the options.
+            joined: as of `parse_filter`.
+
+        """
         step, key = self.recall_step(), message.SerializeToString()
-        parsed = self._parsed.get((step, key))
+        parsed = self._parsed.get((step, key, joined))
         if parsed is None:
-            parsed = self._parse(message, step, key)
+            parsed = self._parse(message, step, key, joined=joined)
             if len(key) <= MAX_PARSED_BYTES:
                 if len(self._parsed) >= MAX_PARSED:
                     self._parsed.clear()
-                self._parsed[step, key] = parsed
+                self._parsed[step, key, joined] = parsed
         return parsed
 
     def cached(self, message: bytes) -> ParsedOptions | None:
         """Return the options of a serialised SearchOptions if they are kept; None otherwise."""
-        return self._parsed.get((self.recall_step(), message))
+        return self._parsed.get((self.recall_step(), message, False))
 
-    def _parse(self, message: SearchOptions, step: int, key: bytes) -> ParsedOptions:
+    def _parse(self, message: SearchOptions, step: int, key: bytes, *, joined: bool) -> ParsedOptions:
         where = None
         if message.HasField("where"):
             unfiltered = SearchOptions()
@@ -164,7 +170,8 @@ class Snapshot:
         options = self._options.get((step, key))
         if options is None:
             options = self._parse_options(message, step, key)
-        return ParsedOptions(options, None if where is None else parse_filter(where, self.manifest.spec))
+        node = None if where is None else parse_filter(where, self.manifest.spec, joined=joined)
+        return ParsedOptions(options, node)
 
     def _parse_options(self, message: SearchOptions, step: int, key: bytes) -> Options:
         has_words = all(segment.postings is not None for segment in self.segments)

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from scannery.client.request.filters import Where, build_filter
 from scannery.runtime.errors import ServingError
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
@@ -17,11 +18,19 @@ from scannery.serving.leaves.groups import LeafGroups
 from scannery.serving.services.search import Service
 from scannery.serving.status import status_for_callers
 from scannery.v1.leaf_pb2 import LeafSearchRequest
-from scannery.v1.search_pb2 import Mode, SearchManyResponse, SearchResponse
+from scannery.v1.search_pb2 import (
+    Mode,
+    Query,
+    SearchManyRequest,
+    SearchManyResponse,
+    SearchOptions,
+    SearchResponse,
+)
 from scannery.v1.search_pb2_grpc import SearchServiceStub
-from tests.cluster.questions import any_batch, any_search, make_store
+from tests.cluster.questions import INDEX, any_batch, any_search, make_store
 from tests.cluster.servers import started_cluster
 from tests.data import first_quick, repeated
+from tests.serving.request.test_filter import nested
 
 pytestmark = pytest.mark.system
 
@@ -90,6 +99,27 @@ def test_batches_that_are_larger_than_a_leaf_accepts_at_once(
     monkeypatch.setattr(limits, "MAX_LEAF_REQUEST_BYTES", 250)
     check_batches(both, range(QUESTIONS // 6))
     assert max(sent) == 2, "of 24 dimensions, in 192 bytes"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"$or": [{"year": year} for year in range(1900, 1900 + limits.MAX_FILTER_CONDITIONS)]},
+        {"year": {"$in": list(range(limits.MAX_FILTER_VALUES))}},
+        nested(limits.MAX_FILTER_DEPTH - 1),
+    ],
+    ids=["conditions", "values", "depth"],
+)
+def test_filters_of_a_batch_and_of_its_queries_are_as_large_as_any(both: Both, where: Where) -> None:
+    message = build_filter(where)
+    queries = [Query(words="deep river"), Query(words='"deep river" search')]
+    request = SearchManyRequest(
+        index=INDEX, queries=queries, where_each=[message] * 2, options=SearchOptions(mode=Mode.MODE_LEXICAL)
+    )
+    request.options.where.CopyFrom(message)
+    alone, cluster = both.answers(both.alone.search_many, "SearchMany", request)
+    assert comparable(alone) == comparable(cluster)
+    assert all(hits.hits for hits in alone.results)
 
 
 def sent_queries(monkeypatch: pytest.MonkeyPatch) -> list[int]:

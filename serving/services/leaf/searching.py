@@ -109,7 +109,7 @@ def _options(request: pb.LeafSearchRequest, snapshot: Snapshot) -> ParsedOptions
     if request.datapoints:
         applied.return_fields.extend(options.return_fields)
         applied.return_vector = options.return_vector
-    return snapshot.parsed(applied)
+    return snapshot.parsed(applied, joined=True)
 
 
 def _vectors(request: pb.LeafSearchRequest, options: Options, queries: int) -> AskedVectors | None:

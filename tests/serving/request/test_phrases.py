@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import pytest
@@ -24,10 +23,11 @@ from scannery.serving.request.options import Options, parse_options
 from scannery.serving.request.phrases import each_with_phrases, with_phrases, without_quotes
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Filter
+from tests.serving.request.test_filter import nested
 
 SPEC = parse_spec({
     "index": "words", "source": {"id": "id", "text": "text"}, "encoder": {"model": "none"},
-    "attributes": {"show": "string"},
+    "attributes": {"show": "string", "year": "int"},
     "lexical": {"analyser": 4, "stop_words": ["to", "be"]},
 })  # fmt: skip
 MANIFEST = Manifest(
@@ -116,7 +116,7 @@ def test_phrases_come_to_the_filter() -> None:
     [
         {"$or": [{"show": str(number)} for number in range(MAX_FILTER_CONDITIONS)]},
         {"show": {"$in": [str(number) for number in range(MAX_FILTER_VALUES)]}},
-        reduce(lambda part, _: {"$not": part}, range(MAX_FILTER_DEPTH - 1), {"show": "gotime"}),
+        nested(MAX_FILTER_DEPTH - 1),
     ],
 )
 def test_filters_may_be_as_large_beside_phrases(where: Where) -> None:
