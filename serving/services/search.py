@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from scannery.runtime.errors import InvalidRequestError, UnsupportedError
+from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError, UnsupportedError
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
@@ -319,12 +319,17 @@ def _has_rows(
     phrases: Filter,
 ) -> bool:
     """Return whether any row has the phrases of the query at a path, which its hits must then have."""
-    node = parse_filter(phrases, view.snapshot.manifest.spec)
-    has_rows = view.count(search_pb2.CountRequest(index=request.index, where=phrases), node) > 0
-    if has_rows and request.options.explain:
+    if request.options.explain:
         stats.explain()
+    node = parse_filter(phrases, view.snapshot.manifest.spec)
+    with stats.stage("filter"):
+        try:
+            count = view.count(search_pb2.CountRequest(index=request.index, where=phrases), node)
+        except LexicalUnavailableError:
+            return False  # as a search by words is refused, which says so of its mode
+    if count and request.options.explain:
         stats.phrases[path] = written_phrases(phrases)
-    return has_rows
+    return count > 0
 
 
 def _prepared(

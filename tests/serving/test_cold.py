@@ -79,8 +79,9 @@ def test_search_by_words_is_refused(tmp_path: Path):
     with serving(store, cold=("texts",), device="cpu") as server, scannery.connect(server.address) as client:
         index = client.index("texts")
         for mode in ("lexical", "hybrid"):
-            with pytest.raises(scannery.ScanneryError, match="--cold"):
-                index.search("bread", k=3, mode=mode)
+            for query in ("bread", '"bread"'):
+                with pytest.raises(scannery.ScanneryError, match=r"mode: .*--cold"):
+                    index.search(query, k=3, mode=mode)
         assert index.search("how to bake", k=1)[0].id == "bread"  # without a mode: by vector
         assert index.search("how to bake", k=1, highlight=True)[0].snippet is not None
 

@@ -127,6 +127,17 @@ def test_phrases_are_explained(index: scannery.Index) -> None:
         assert hits.explanation is not None and hits.explanation.phrases == expected
 
 
+def test_the_time_of_reading_texts_is_that_of_filtering(client: scannery.Client) -> None:
+    index = client.create_index("apart", dimensions=8, lexical=True)
+    index.upsert([
+        {"id": str(number), "vector": VECTORS_ND[0], "text": f"a plate and its boundary, {number} times"}
+        for number in range(1000)
+    ])  # fmt: skip
+    explanation = index.search('"plate boundary"', explain=True).explanation
+    assert explanation is not None and explanation.phrases == ()
+    assert explanation.stages_us["filter"] > explanation.stages_us["search"]
+
+
 def test_words_of_phrases_are_highlighted(index: scannery.Index) -> None:
     [hit] = index.search('"plate boundary" volcano', where={"id": "near"}, highlight=True)
     assert hit.snippet is not None and hit.text is not None
