@@ -14,7 +14,10 @@ from itertools import groupby
 
 from scannery.indexer.lexical.analyser import Analyser
 
-__all__ = ["Phrase", "PhraseFinder", "PhraseWord"]
+__all__ = ["MAX_KEPT_WORDS", "Phrase", "PhraseFinder", "PhraseWord"]
+
+MAX_KEPT_WORDS = 1 << 17
+"""Words of texts that a finder remembers, some 10 MB: texts may have any number of distinct ones, such as numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,15 @@ class PhraseFinder:
 
 
 class _Matches(dict[str, tuple[int, ...]]):
-    """For each word that was met, the numbers of those of some alternative terms of which it has any."""
+    """For words that were met, the numbers of those of some alternative terms of which each has any."""
 
     def __init__(self, analyser: Analyser, terms: Sequence[tuple[str, ...]]) -> None:
         super().__init__()
         self._analyser, self._terms = analyser, terms
 
     def __missing__(self, word: str) -> tuple[int, ...]:
+        if len(self) >= MAX_KEPT_WORDS:
+            self.clear()
         terms = {*(self._analyser.terms_of(word) or self._analyser.stems_of(word))}
         numbers = [number for number, each in enumerate(self._terms) if not terms.isdisjoint(each)]
         self[word] = matches = tuple(numbers)

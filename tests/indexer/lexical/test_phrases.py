@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scannery.indexer import LexicalSpec, Phrase, PhraseFinder, analyser_of
+from scannery.indexer.lexical import phrases
 from scannery.indexer.lexical.words import numbered_words, word_places, words_of
 
 
@@ -89,6 +90,19 @@ def test_parts_of_compounds_stand_for_themselves() -> None:
     assert has("Dampfschiff fahren", "Dampfschiffe fahren", **rules)
     assert not has("Dampfschiff fahren", "Schiff fahren", **rules)
     assert not has("Dampfschiff fahren", "Dampf schiff fahren", **rules)
+
+
+def test_few_words_of_many_texts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phrases, "MAX_KEPT_WORDS", 100)
+    phrase = Phrase.of(analyser_of(LexicalSpec(analyser=4)), "plate boundary")
+    assert phrase is not None
+    finder = PhraseFinder(phrase)
+    for start in range(0, 1000, 50):
+        numbers = " ".join(map(str, range(start, start + 50)))
+        assert finder.is_in(f"plate {numbers} plate boundary") and not finder.is_in(
+            f"plate {numbers} boundary"
+        )
+        assert len(finder._matches) <= 100
 
 
 def test_equal_phrases_are_equal() -> None:
