@@ -172,7 +172,7 @@ def estimate(
     parts, limit = cut_input(files, spec, None)
     encoders = planned_encoders(spec)
     encoder = None if spec.encoder is None else encoders[recipe_of(spec.encoder)]
-    vectors = vectors_of(spec, parts, encoders, parent)
+    vectors = vectors_of(spec, parts, encoders, parent, updates=mode == "upsert")
     rows = expected_rows(parts, spec)
     kept = parent.rows if parent is not None and mode == "upsert" else 0
     work = _Work(

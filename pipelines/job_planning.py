@@ -50,7 +50,7 @@ def plan_job(
     if parent is not None and not parts and updates:  # only deletes: nothing is read, nothing encoded
         vectors = parent.vectors
     else:
-        vectors = vectors_of(spec, parts, encoders, parent)
+        vectors = vectors_of(spec, parts, encoders, parent, updates=updates)
     if parent is not None and updates:
         check_compatible(spec, parent, vectors)
     job = new_job(

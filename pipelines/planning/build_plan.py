@@ -78,6 +78,8 @@ def vectors_of(
     parts: Sequence[Part],
     encoders: Mapping[str, PlannedEncoder],
     parent: Manifest | None,
+    *,
+    updates: bool,
 ) -> dict[str, VectorsInfo]:
     """Return dimensions and encoder of the vectors of each name, "" first.
 
@@ -86,13 +88,14 @@ def vectors_of(
         parts: of the input.
         encoders: from `planned_encoders`.
         parent: the version before; its record of an encoder stays if the digests are equal, whatever the model's name.
+        updates: whether rows of that version stay.
 
     Raises:
         SpecConflictError: the encoder does not fit the vectors of the source.
 
     """
     planned = {name: encoders[recipe_of(encoder)] for name, encoder in spec.encoders.items()}
-    dimensions = {"": _dimensions(spec, parts, planned.get(""), parent)} | {
+    dimensions = {"": _dimensions(spec, parts, planned.get(""), parent, updates=updates)} | {
         name: vectors.dimensions or planned[name].dimensions for name, vectors in spec.named_vectors.items()
     }
     existing = {} if parent is None else parent.vectors
@@ -111,12 +114,21 @@ def _fingerprint(encoder: PlannedEncoder | None, existing: VectorsInfo | None) -
 
 
 def _dimensions(
-    spec: IndexSpec, parts: Sequence[Part], encoder: PlannedEncoder | None, parent: Manifest | None
+    spec: IndexSpec,
+    parts: Sequence[Part],
+    encoder: PlannedEncoder | None,
+    parent: Manifest | None,
+    *,
+    updates: bool,
 ) -> int:
     """Return the dimensions of unnamed vectors: of the encoder or of the input's vectors, else of `parent`, else 0."""
     before = parent.dimensions if parent is not None else 0
     if spec.source.vector is None:
-        return before if encoder is None else encoder.dimensions
+        if encoder is not None:
+            return encoder.dimensions
+        # A full build drops those that came from texts or from the source, but not the place of those written live.
+        stays = updates or (parent is not None and not _makes_unnamed(parent.spec))
+        return before if stays else 0
     dimensions = _sampled_dimensions(spec, parts) or before or (encoder.dimensions if encoder else 0)
     # Without a valid vector, all records become dead letters if they must have one, so that the size does not matter.
     dimensions = dimensions if spec.vectors == "optional" else max(1, dimensions)
@@ -127,6 +139,11 @@ def _dimensions(
             field="encoder.dimensions",
         )
     return dimensions
+
+
+def _makes_unnamed(spec: IndexSpec) -> bool:
+    """Return whether builds read or encode unnamed vectors; those of other indexes are only written live."""
+    return spec.encoder is not None or spec.source.vector is not None
 
 
 def _sampled_dimensions(spec: IndexSpec, parts: Sequence[Part]) -> int | None:

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import scannery
-from scannery.indexer import Store, open_index, rollback, verify
+from scannery.indexer import Store, VectorsInfo, create_index, open_index, parse_spec, rollback, verify
+from scannery.indexer.versions.creation import given_vectors
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import SpecConflictError, compact, export
 from tests.data import first_quick
@@ -278,6 +279,28 @@ def test_an_index_of_named_vectors_alone(store: Store, write: Write):
     assert (report.passages, report.dimensions) == (20, 0)
     assert named_of(store) == expected(records)
     assert verify(store, "vectors").problems == ()
+
+
+def test_a_full_build_without_the_unnamed_vector_makes_an_index_of_the_names_alone(
+    store: Store, write: Write
+):
+    file = write("a.jsonl", given_records(0, 20))
+    run(store, file, spec=GIVEN)
+    report = run(store, file, spec={**GIVEN, "source": {"id": "id"}}, mode="full")
+    assert (report.dimensions, manifest_of(store).vector_names) == (0, ["title", "image"])
+    with scannery.connect(store.uri) as client:
+        hits = client.index("vectors").search([1, 0, 0], k=3)
+        assert {name for hit in hits for name in hit.vector_scores} == {"image"}
+
+
+def test_a_full_build_keeps_the_dimensions_of_vectors_that_are_only_written_live(store: Store, write: Write):
+    spec = parse_spec({**GIVEN, "source": {"id": "id"}})
+    names = {name: given_vectors(spec, name) for name in spec.named_vectors}
+    create_index(store, spec, vectors={"": VectorsInfo(dimensions=8), **names})
+    report = run(
+        store, write("a.jsonl", given_records(0, 20)), spec=spec.model_dump(mode="json"), mode="full"
+    )
+    assert report.dimensions == 8
 
 
 @pytest.mark.parametrize("mode", ["upsert", "full"])
