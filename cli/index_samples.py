@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from scannery.cli.progress import counting_bar
-from scannery.client import Client, Hit, Hits, Index, Mode
+from scannery.client import Client, Hits, Index, Mode
 
 if TYPE_CHECKING:
     from scannery.evaluation.evaluate import Configuration
@@ -75,17 +75,6 @@ def sampled_vectors(index: Index) -> list[np.ndarray]:
     if not distinct:
         raise typer.BadParameter("the index is empty")
     return list(near_vectors(np.stack(distinct[:SAMPLED])))
-
-
-def window_of(index: Index, where: Any) -> Callable[[np.ndarray, int, int], Sequence[Hit]]:
-    """Return what asks for the hits of a vector from a rank on."""
-
-    def window(vector_D: np.ndarray, offset: int, count: int) -> Sequence[Hit]:
-        return index.search(
-            vector_D, count, offset=offset, where=where, mode="dense", fields=["title", "text"]
-        )
-
-    return window
 
 
 def existing_ids(index: Index, ids: Sequence[str]) -> set[str]:
@@ -158,18 +147,21 @@ def possible_modes(index: Index, queries: Mapping[str, Query]) -> list[str]:
     info = index.stats()
     with_text = all(query.text is not None for query in queries.values())
     with_vector = all(query.vector is not None for query in queries.values())
-    dense = with_vector or (info.encoder is not None and with_text)
+    # Without a choice, an index that has no unnamed vector is searched by all of its names.
+    searched = [info.encoder] if info.dimensions else [each.encoder for each in info.named_vectors.values()]
+    encodes = any(encoder is not None for encoder in searched)
+    dense = with_vector or (encodes and with_text)
     lexical = info.lexical and with_text
-    possible = {"dense": dense, "lexical": lexical, "hybrid": info.encoder is not None and lexical}
+    possible = {"dense": dense, "lexical": lexical, "hybrid": encodes and lexical}
     return [name for name in get_args(Mode) if possible[name]] or ["dense"]
 
 
 def derived_queries(index: Index, count: int, where: Any) -> list[DerivedQuery]:
     """Return queries from the titles or texts of the index."""
-    from scannery.evaluation.judgements import derive_queries
+    from scannery.evaluation.judgements import PASSAGES_PER_QUERY, derive_queries
 
-    info = index.stats()
-    return derive_queries(window_of(index, where), count=count, rows=info.rows, dimensions=info.dimensions)
+    passages = index.scan(where=where, fields=["title", "text"], sample=PASSAGES_PER_QUERY * count)
+    return derive_queries(passages, count=count)
 
 
 def asked_of(query: Query, mode: str) -> Any:

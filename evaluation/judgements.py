@@ -32,7 +32,7 @@ import random
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +46,7 @@ from scannery.pipelines.errors import CollectionError, InputNotFoundError
 from scannery.pipelines.sources.query_files import Query, query_records
 
 __all__ = [
+    "PASSAGES_PER_QUERY",
     "DerivedQuery",
     "Judgement",
     "JudgementFile",
@@ -59,7 +60,6 @@ __all__ = [
     "read_judgements",
     "read_queries",
     "read_recall_queries",
-    "sample_passages",
 ]
 
 
@@ -396,17 +396,15 @@ def _cells(line: str) -> list[str]:
 
 Source = Literal["title", "sentence"]
 
-_WINDOW = 5
-"""Hits taken at each random rank."""
-_TRIES = 8
-"""Windows asked for each wanted passage at most: an index may have fewer passages than are wanted."""
+PASSAGES_PER_QUERY = 8
+"""Passages to draw for each query: some have no text, and a document gives one query, however many it has."""
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+|(?<=[。！？])|\n{2,}")
 _SHORTEST, _LONGEST = 20, 300
 """Characters of a sentence."""
 
 
 class Passage(Protocol):
-    """The part of a hit that is needed here."""
+    """The part of a datapoint that is needed here."""
 
     @property
     def id(self) -> str: ...
@@ -416,10 +414,6 @@ class Passage(Protocol):
     def title(self) -> str | None: ...
     @property
     def text(self) -> str | None: ...
-
-
-Window = Callable[[np.ndarray, int, int], Sequence[Passage]]
-"""Function from a vector (dimensions,), an offset and a number to the hits from that rank on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,31 +427,32 @@ class DerivedQuery:
     source: Source
 
 
-def derive_queries(
-    window: Window, *, count: int, rows: int, dimensions: int, seed: int = 0
-) -> list[DerivedQuery]:
+def derive_queries(passages: Iterable[Passage], *, count: int, seed: int = 0) -> list[DerivedQuery]:
     """Return at most `count` queries, each from another document: all of titles if most have one, else of sentences.
 
     A title that several of the documents have is no query, since it would not name one of them.
 
     Args:
-        window: asks the index.
+        passages: drawn from the index at random, PASSAGES_PER_QUERY for each query.
         count: queries wanted.
-        rows: datapoints of the index.
-        dimensions: of its vectors.
-        seed: the same one and the same index give the same queries.
+        seed: the same one and the same passages give the same queries.
 
     Raises:
-        CollectionError: the index has no texts.
+        CollectionError: the passages have no texts.
 
     """
-    passages = sample_passages(window, count=count, rows=rows, dimensions=dimensions, seed=seed)
-    titles = Counter(_title(passage) for passage in passages)
-    distinct = {title for title, times in titles.items() if times == 1 and title}
-    source: Source = "title" if 2 * len(distinct) >= len(passages) > 0 else "sentence"
     picker = random.Random(seed)
-    queries: dict[str, DerivedQuery] = {}
+    by_document: dict[str, Passage] = {}
     for passage in passages:
+        if passage.text and passage.text.strip():
+            by_document.setdefault(passage.document_id, passage)
+    # Passages may come in the order of the index.
+    drawn = picker.sample([*by_document.values()], min(count, len(by_document)))
+    titles = Counter(_title(passage) for passage in drawn)
+    distinct = {title for title, times in titles.items() if times == 1 and title}
+    source: Source = "title" if 2 * len(distinct) >= len(drawn) > 0 else "sentence"
+    queries: dict[str, DerivedQuery] = {}
+    for passage in drawn:
         text = _title(passage) if source == "title" else _sentence(passage.text or "", picker)
         if text and (source == "sentence" or text in distinct):
             query = DerivedQuery(
@@ -471,33 +466,6 @@ def derive_queries(
     if not queries:
         raise CollectionError("derive: the index has no texts to take queries from", field="derive")
     return list(queries.values())
-
-
-def sample_passages(
-    window: Window, *, count: int, rows: int, dimensions: int, seed: int = 0
-) -> list[Passage]:
-    """Return at most `count` passages with a text, each of another document.
-
-    They are taken at random ranks of the hits for random vectors, which reaches every row of an index with up to
-    10,000 rows about equally often. The first hits alone would be the few rows that lie at the border of all others.
-    """
-    generator = np.random.default_rng(seed)
-    picker = random.Random(seed)
-    # The largest offset that a search takes is 10,000.
-    last = max(0, min(rows - _WINDOW, 10_000))
-    passages: dict[str, Passage] = {}
-    tries = _TRIES * count // _WINDOW + 1
-    while tries and len(passages) < count:
-        vector_D = generator.standard_normal(dimensions).astype(np.float32)
-        hits = window(vector_D, picker.randint(0, last), _WINDOW)
-        if not hits and last:  # a filter allows fewer rows than the index has
-            last //= 2
-            continue
-        tries -= 1
-        for hit in hits:
-            if hit.text and hit.text.strip():
-                passages.setdefault(hit.document_id, hit)
-    return list(passages.values())[:count]
 
 
 def _title(passage: Passage) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 import scannery
 from scannery.cli.main import main
+from tests.served import MINILM
 
 pytestmark = pytest.mark.system
 
@@ -79,6 +80,24 @@ def test_a_wrong_choice_is_explained(
     question = ("search", "--index", "figures", "--vector", "[1, 0]", "--store", store)
     status, _, err = run(capsys, *question, "--vectors", vectors)
     assert status == 2 and told in err
+
+
+@pytest.mark.parametrize(
+    ("named", "modes"), [({"colour": 2}, {"lexical"}), ({"body": MINILM}, {"dense", "lexical", "hybrid"})]
+)
+def test_an_index_of_named_vectors_alone_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: dict[str, Any], modes: set[str]
+) -> None:
+    with scannery.connect(tmp_path, create=True) as client:
+        index = client.create_index("figures", named_vectors=named, lexical=True)
+        index.upsert([{"id": row["id"], "text": row["text"]} for row in ROWS])
+    status, out, err = run(
+        capsys, "evaluate", "--index", "figures", "--derive", 3, "--store", tmp_path, "--json"
+    )
+    assert status == 0, err
+    answer = json.loads(out)
+    assert (answer["queries"], answer["modes"].keys()) == (3, modes)
+    assert {mode["metrics"]["MRR@10"]["mean"] for mode in answer["modes"].values()} == {1}
 
 
 def test_an_index_is_described_and_altered(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

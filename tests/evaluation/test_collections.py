@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import ir_measures
-import numpy as np
 import pytest
 
 from scannery.evaluation.collection_check import check_collection
 from scannery.evaluation.comparison import pool
 from scannery.evaluation.evaluate import compare, evaluate, run_paths, write_per_query, write_run
-from scannery.evaluation.judgements import Judgement, Query, derive_queries, sample_passages
+from scannery.evaluation.judgements import Judgement, Query, derive_queries
 from scannery.pipelines.errors import CollectionError
 
 QUERIES = {"1": Query("one"), "2": Query("two"), "3": Query("one"), "4": Query("four")}
@@ -66,46 +66,33 @@ def row_of(number: int) -> Row:
 ROWS = [row_of(number) for number in range(60)]
 
 
-def window(rows: list[Row]):
-    def take(vector_D: np.ndarray, offset: int, count: int) -> list[Row]:
-        assert 0 <= offset <= 10_000
-        order = np.random.default_rng(int(abs(vector_D[0]) * 1e6)).permutation(len(rows))
-        return [rows[i] for i in order[offset : offset + count].tolist()]
-
-    return take
-
-
 def test_derived_queries_are_titles_of_distinct_documents() -> None:
-    found = derive_queries(window(ROWS), count=20, rows=60, dimensions=4)
+    found = derive_queries(ROWS, count=20)
     assert len(found) == 20 == len({one.document_id for one in found})
     assert all(one.source == "title" and one.text == f"Title {one.document_id[1:]}" for one in found)
-    assert found == derive_queries(window(ROWS), count=20, rows=60, dimensions=4)
+    assert found == derive_queries(ROWS, count=20)
 
 
 def test_without_titles_of_their_own_documents_give_sentences() -> None:
     rows = [row._replace(title="The show") for row in ROWS]
-    found = derive_queries(window(rows), count=20, rows=60, dimensions=4)
+    found = derive_queries(rows, count=20)
     texts = {row.id: row.text for row in rows}
     assert {one.source for one in found} == {"sentence"}
     assert all(one.text in str(texts[one.passage_id]) and one.text != texts[one.passage_id] for one in found)
 
 
-def test_sampling_ends_with_few_rows_and_with_filters() -> None:
-    assert len(sample_passages(window(ROWS[:4]), count=50, rows=4, dimensions=4)) == 2
-    # A filter allows 6 of a million rows.
-    assert len(sample_passages(window(ROWS[:6]), count=3, rows=10**6, dimensions=4)) == 3
+def test_fewer_documents_give_fewer_queries() -> None:
+    assert len(derive_queries([*ROWS[:4], Row("a", "a", "Title a", " ")], count=50)) == 2
     with pytest.raises(CollectionError, match="no texts"):
-        derive_queries(window([Row("a", "a", None, None)]), count=5, rows=1, dimensions=4)
+        derive_queries([Row("a", "a", None, None)], count=5)
 
 
-def test_every_row_is_sampled_about_as_often() -> None:
-    rows = [Row(f"p{n}", f"p{n}", None, "text") for n in range(100)]
-    counts = {row.id: 0 for row in rows}
-    for seed in range(100):
-        for row in sample_passages(window(rows), count=20, rows=100, dimensions=4, seed=seed):
-            counts[row.id] += 1
-    assert min(counts.values()) >= 5
-    assert max(counts.values()) <= 40
+def test_every_document_is_drawn_about_as_often() -> None:
+    drawn = Counter(
+        one.document_id for seed in range(100) for one in derive_queries(ROWS, count=6, seed=seed)
+    )
+    assert len(drawn) == 30
+    assert max(drawn.values()) <= 40
 
 
 JUDGED = {"q1": {"a b": 2, "c": 1}, "q2": {"d": 1}}
