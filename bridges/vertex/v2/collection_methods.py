@@ -40,7 +40,13 @@ from scannery.bridges.vertex.v2.resource_names import (
 from scannery.bridges.vertex.v2.search_methods import SearchMethods
 from scannery.bridges.vertex.v2.transfers.methods import TransferMethods
 from scannery.bridges.vertex.v2.values import struct_of
-from scannery.bridges.vertex.v2.vector_schema import VectorSchema, index_spec, named_vector, parsed_schema
+from scannery.bridges.vertex.v2.vector_schema import (
+    VectorSchema,
+    check_field_names,
+    index_spec,
+    named_vector,
+    parsed_schema,
+)
 from scannery.indexer import AlreadyExistsError
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnsupportedError
 from scannery.serving.bridging import UnaryMethod
@@ -184,6 +190,7 @@ class CollectionMethods:
             message.data_schema.CopyFrom(message.schema)
         message.ClearField("schema")
         DataSchema(struct_of(message.data_schema, "collection.data_schema"))
+        check_field_names(message.vector_schema)
         return message, parsed_schema(message.vector_schema, self._facade.config.models)
 
     def _add_vectors(
@@ -291,7 +298,8 @@ def _merge_field(after: pb.Collection, changes: pb.Collection, first: str, tail:
 
 
 def _check_grown(before: Collection, after: pb.Collection, schema: VectorSchema) -> None:
-    """Raise for a field that is gone or has changed, and for a new sparse field."""
+    """Raise for a field that is gone or has changed, for a new sparse field, and for the name of a new field."""
+    check_field_names(after.vector_schema.keys() - before.message.vector_schema.keys())
     for name, field in before.message.vector_schema.items():
         if name not in after.vector_schema:
             raise InvalidRequestError.at(f"collection.vector_schema.{name}", "cannot be removed")

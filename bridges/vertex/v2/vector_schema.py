@@ -7,15 +7,16 @@ no title, so the engine never encodes by itself, and the text is made from the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from scannery.bridges.vertex.v2.values import TextTemplate
+from scannery.indexer.spec.vector_spec import VECTOR_NAME
 from scannery.runtime.errors import InvalidRequestError, UnsupportedError
 from scannery.vertex.v2 import collections_pb2 as pb
 
-__all__ = ["DenseField", "VectorSchema", "index_spec", "named_vector", "parsed_schema"]
+__all__ = ["DenseField", "VectorSchema", "check_field_names", "index_spec", "named_vector", "parsed_schema"]
 
 MAX_DIMENSIONS = 16_384
 
@@ -56,6 +57,20 @@ class VectorSchema:
     def spaces(self) -> dict[str, str]:
         """The vector of our index for each dense field."""
         return {name: field.space for name, field in self.dense.items()}
+
+
+def check_field_names(names: Iterable[str]) -> None:
+    """Raise InvalidRequestError unless new fields can have these names: those that vectors of our indexes can have.
+
+    Which field is the unnamed vector depends on the others, so one rule is for all.
+    """
+    for name in sorted(names):
+        if not VECTOR_NAME.fullmatch(name):
+            raise InvalidRequestError.at(
+                "collection.vector_schema",
+                "names of fields must be 1 to 63 letters, digits, underscores and hyphens that begin with a letter, "
+                f"got {name!r:.100}",
+            )
 
 
 def parsed_schema(

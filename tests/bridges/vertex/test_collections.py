@@ -33,8 +33,10 @@ from scannery.serving import SecurityConfig, Server
 from scannery.serving.bridging import Engine
 from scannery.serving.security.api_keys import KeyFile
 from scannery.v1 import index_pb2
+from scannery.vertex.v2 import collections_pb2
 from tests.bridges.vertex.collection_client import (
     CollectionCaller,
+    collection_name,
     collections_served,
     dense,
     dimensions,
@@ -227,6 +229,21 @@ def test_a_repeated_request_is_done_once(caller: CollectionCaller) -> None:
     caller.create("films", vector_schema=ONE)
     caller.delete_collection("films", request_id="r2", force=True)
     assert caller.listed() == ["films"]
+
+
+@pytest.mark.parametrize("name", ["", "é", "1a", "a/b", "x" * 64])
+def test_every_vector_field_has_a_name_that_a_named_vector_can_have(
+    caller: CollectionCaller, name: str
+) -> None:
+    schemas: list[dict[str, Any]] = [dimensions(**{name: 2}), {name: {"sparse_vector": {}}}]
+    for schema in schemas:
+        create = partial(caller.create, "films", vector_schema=schema)
+        assert code_of(create) is grpc.StatusCode.INVALID_ARGUMENT
+    caller.create("films", vector_schema=ONE)
+    grown = {"name": collection_name("films"), "vector_schema": ONE | dimensions(**{name: 2})}
+    change = {"collection": grown, "update_mask": "vectorSchema"}
+    update = partial(caller.operate, collections_pb2.UpdateCollectionRequest, change)
+    assert code_of(update) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_filters_lead_into_objects_of_any_name(caller: CollectionCaller) -> None:
