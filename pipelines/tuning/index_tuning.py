@@ -213,7 +213,9 @@ def tune_index(
 def check_tunable(manifest: Manifest) -> None:
     """Raise NothingToTuneError if all searches of a version are exact."""
     if not manifest.dimensions:
-        raise NothingToTuneError(f"index {manifest.index!r} has no vectors; there is nothing to tune")
+        raise NothingToTuneError(
+            f"index {manifest.index!r} has no unnamed vector, the only one that is tuned"
+        )
     if not _tunable(manifest):
         raise NothingToTuneError(
             f"no segment of index {manifest.index!r} has ScaNN data: its searches are exact, and there is nothing to "

@@ -100,6 +100,16 @@ def test_an_index_of_named_vectors_alone_is_evaluated(
     assert {mode["metrics"]["MRR@10"]["mean"] for mode in answer["modes"].values()} == {1}
 
 
+def test_an_index_of_named_vectors_alone_is_not_tuned(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "queries.npy", np.ones((100, 2), np.float32))
+    status, _, err = run(
+        capsys, "index", "tune", "figures", "--store", store, "--queries", tmp_path / "queries.npy"
+    )
+    assert status == 2 and "index 'figures' has no unnamed vector" in err
+
+
 def test_an_index_is_described_and_altered(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "index", "seal", "figures", "--store", store)[0] == 0
     status, out, _ = run(capsys, "index", "show", "figures", "--store", store)
