@@ -50,6 +50,8 @@ _QUOTED = regex.compile(
     rf"(?V1)(?:(?<!{_SPACED})\"(?=\S)(?P<text>[^\"]+)(?<=\S)\"(?!{_SPACED})"
     rf"|“(?P<text>[^“”]+)”|„(?P<text>[^„“”]+)[“”])(?:~(?P<slop>\d{{1,9}})(?!\w))?"
 )
+_CHARACTERS = regex.compile(rf"(?V1){_UNSPACED}{{3}}")
+"""About a word, where spaces do not tell."""
 _SIGN = "[.,:;'’·&@#+]"
 _PARTING = regex.compile(rf"(?V1){_SPACED}{_SIGN}?\"{_SIGN}?{_SPACED}")
 """Letters and digits with a quote between, and signs that without it may make one word of them."""
@@ -173,7 +175,9 @@ def _without_quotes(text: str, lexical: LexicalSpec) -> tuple[str, list[Filter]]
 
 def _quoted(text: str) -> list[regex.Match[str]]:
     """Return where a text has quotes that may be phrases; none in prose, and in a text that is too long for a query."""
-    if len(text) > MAX_QUERY_TEXT_BYTES or len(text.split()) > MAX_PHRASED_WORDS:
+    if len(text) > MAX_QUERY_TEXT_BYTES:
+        return []
+    if len(text.split()) + len(_CHARACTERS.findall(text)) > MAX_PHRASED_WORDS:
         return []
     quoted = [*islice(_QUOTED.finditer(text), MAX_PHRASES + 1)]
     return quoted if len(quoted) <= MAX_PHRASES else []
