@@ -20,6 +20,7 @@ __all__ = [
     "DeletedRows",
     "DepthCurve",
     "FileTail",
+    "FusionScales",
     "FusionWeight",
     "Manifest",
     "Recall",
@@ -239,6 +240,17 @@ class Recall(_Record):
     """Key, relative to the index folder, of the user's queries that the index was tuned for."""
 
 
+class FusionScales(_Record):
+    """Where 0 and 1 lie among scores of hybrid search by `weighted_score` (indexer/tuning/score_fusion.py)."""
+
+    dense_zero: float
+    """Score by vector that has 0: the mean of the rows at place 200 for the questions."""
+    dense_one: float
+    """Score by vector that has 1: the mean of the best rows."""
+    lexical_one: Annotated[float, Field(gt=0, le=1)]
+    """Share of the highest score by words that has 1: the mean of the best rows."""
+
+
 class FusionWeight(_Record):
     """The weight of dense search in hybrid search by `weighted_score`, measured on questions made from passages."""
 
@@ -258,6 +270,8 @@ class FusionWeight(_Record):
     """Digest of the encoder that it was measured with."""
     lexical_rules: dict[str, Any] = {}
     """Rules of the analyser that it was measured with."""
+    scales: FusionScales | None = None
+    """Scales of scores, for all queries; None: of an earlier release, each query has scales of its own."""
 
 
 class VectorsInfo(_Record):

@@ -77,18 +77,25 @@ class WeightedTerms:
     order."""
     average_length: float
     """Mean number of words of a row of the whole corpus."""
+    highest_score: float = 0.0
+    """Score that rows approach which have all words of the query often, those that no row has included."""
     expanded: Mapping[str, str] = field(default_factory=dict)
     """Patterns of the words that were expanded, by word; alternatives of several words have spaces."""
 
     @classmethod
     def of(
-        cls, terms: Mapping[str, float], corpus: CorpusStatistics, expanded: Mapping[str, str]
+        cls,
+        terms: Mapping[str, float],
+        query: Mapping[str, float],
+        corpus: CorpusStatistics,
+        expanded: Mapping[str, str],
     ) -> WeightedTerms:
-        """Return the terms and patterns of a query with statistics that have them."""
+        """Return the terms and patterns of a query with statistics that have them; `query`: those without synonyms."""
         weights = {
             term: corpus.idf(term) * weight for term, weight in terms.items() if corpus.frequency(term)
         }
-        return cls(weights, corpus.average_length, expanded)
+        highest = sum(corpus.idf(term) * weight for term, weight in query.items())
+        return cls(weights, corpus.average_length, highest, expanded)
 
 
 def weighted_terms(
@@ -184,6 +191,7 @@ class _QueryExpander:
                 expanded.setdefault(word.text, []).append(patterns[0])
                 frequencies |= similar[word.text].frequencies
             _add(weights, patterns, word.weight)
+        query = dict(weights)
         for each in self._synonyms:
             total = sum(self._words[number].weight for number in each.numbers)
             for terms in each.several_words:
@@ -193,7 +201,7 @@ class _QueryExpander:
         if frequencies:
             corpus = replace(corpus, frequencies={**corpus.frequencies, **frequencies})
         labels = {word: term_patterns.any_of(patterns) for word, patterns in expanded.items()}
-        return WeightedTerms.of(weights, corpus, labels)
+        return WeightedTerms.of(weights, query, corpus, labels)
 
     def _begins(self, number: int, corpus: CorpusStatistics) -> bool:
         """Return whether a word is the beginning of some words that rows have."""

@@ -1,12 +1,14 @@
-"""The default weight of dense search in hybrid search, measured before a version is committed.
+"""The default weight of dense search in hybrid search and the scales of its scores, measured before a commit.
 
-Questions made from passages (tuning_queries.py) are searched by vector and by words over the version, and the
-rankings are fused with weights from 0 to 1. The weight with the highest mean nDCG@10 becomes the default. The better
-ranking alone, weight 0 or 1, is among the choices, so the default is never below it on these questions.
+Questions made from passages (tuning_queries.py) are searched by vector and by words over the version. The scores of
+their best rows are the scales of the index (indexer/tuning/score_fusion.py), on which the rankings are fused with
+weights from 0 to 1. The weight with the highest mean nDCG@10 becomes the default. The better ranking alone, weight 0 or
+1, is among the choices, so the default is never below it on these questions.
 
-If one ranking alone has less than two fifths of the nDCG@10 of the other one, as with an encoder that does not know the
-language, it gets a weight of at most 0.05, and with less than a quarter none: questions made of the passages' own
-words make it look better than it is (figures: docs/benchmarks/fusion.md).
+Questions whose whole sentence is left out of their passage count three times as much as those of which half of the
+words stay: people use few words of their answers. If one ranking alone has less than two fifths of the nDCG@10 of the
+other one, as with an encoder that does not know the language, it gets a weight of at most 0.05, and with less than a
+quarter none: questions made of the passages' own words make it look better than it is (docs/benchmarks/fusion.md).
 
 Scores by vector are rounded to a thousandth of a percent of the best one, and of equal scores the passage's counts as
 the last: texts that an encoder cannot tell apart differ in their last bits, by which the passage would be first.
@@ -22,18 +24,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scannery.embed.errors import EmbedError
 from scannery.indexer.lexical.analyser import Analyser
-from scannery.indexer.lexical.bm25 import K1, B, CorpusStatistics, corpus_statistics, score_rows
-from scannery.indexer.manifest import FusionWeight, Manifest, SegmentEntry
+from scannery.indexer.lexical.bm25 import K1, B, corpus_statistics, score_rows
+from scannery.indexer.lexical.expansion import QueryText, WeightedTerms, weighted_terms
+from scannery.indexer.manifest import FusionScales, FusionWeight, Manifest, SegmentEntry
 from scannery.indexer.reader import OpenIndex, open_manifest
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS, SAME_SHARE, dense_values, lexical_values
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, SAME_SHARE, Scale
 from scannery.indexer.vectors.exact_search import search_ready
 from scannery.pipelines.tuning.tuning_queries import EncoderSource, PassageQuestion, question_of
 
@@ -53,6 +57,12 @@ GROWTH = 1.5
 """A version with more than this times the rows of the measured one, or fewer than 1 / GROWTH of them, is measured."""
 WEIGHTS = np.array([0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1])
 _TINY = 1e-12
+_LEAST_SHARE = 0.01
+KIND_WEIGHTS = (0.75, 0.25)
+"""Weights of the two kinds of a question, in the order of `PassageQuestion.rests`."""
+BALANCE = 5e-4
+"""nDCG@10 that a weight must gain to be preferred to one nearer to 0.5, times the square of its logarithmic odds: 0.05
+must be better than 0.5 by 0.004. With 128 questions, the standard error of such a difference is about 0.01."""
 WEAK_SHARE = 0.4
 WEAK_WEIGHT = 0.05
 """Most weight of a ranking with less than this share of the other one's nDCG@10."""
@@ -83,10 +93,9 @@ def with_fusion_weight(
     weight = None
     if _is_needed(manifest.spec):
         previous = parent.fusion if parent is not None else None
-        if _still_holds(previous, manifest):
-            weight = previous
-        elif encoder is not None:
-            weight = _measured(manifest, store, encoder)
+        weight = previous if _still_holds(previous, manifest) else None
+        if encoder is not None and (weight is None or weight.scales is None):
+            weight = _measured(manifest, store, encoder) or weight
     return manifest.model_copy(update={"fusion": weight})
 
 
@@ -140,7 +149,9 @@ def measured_weight(index: OpenIndex, encoder: EncoderSource) -> FusionWeight | 
     questions = _questions(index)
     if len(questions) < LEAST_QUESTIONS:
         return None
-    gains_QA = _gains(index, questions, encoder)
+    searches = _searches(index, questions, encoder)
+    scales = _scales(searches)
+    gains_QA = np.array([_gains(search, scales) for search in searches])
     means_A = gains_QA.mean(axis=0)
     chosen = best_weight(means_A)
     return FusionWeight(
@@ -150,17 +161,20 @@ def measured_weight(index: OpenIndex, encoder: EncoderSource) -> FusionWeight | 
         dense=round(float(means_A[-1]), 4),
         lexical=round(float(means_A[0]), 4),
         hybrid=round(float(means_A[chosen]), 4),
+        scales=scales,
     )
 
 
 def best_weight(means_A: np.ndarray) -> int:
-    """Return the number of the weight to use, given nDCG@10 with each of WEIGHTS; of equal ones, that next to 0.5."""
+    """Return the number of the weight to use, given nDCG@10 with each of WEIGHTS.
+
+    It is not below the better side. Of weights that are about as good, it is the one nearer to 0.5.
+    """
     lexical, dense = means_A[0], means_A[-1]
     largest, least = _most_weight(dense, lexical), 1 - _most_weight(lexical, dense)
-    allowed_A = (least <= WEIGHTS) & (largest >= WEIGHTS)
-    rounded_A = np.where(allowed_A, np.round(means_A, 9), -1.0)
-    best = np.flatnonzero(rounded_A == rounded_A.max())
-    return int(best[np.argmin(np.abs(WEIGHTS[best] - 0.5))])
+    allowed_A = (least <= WEIGHTS) & (largest >= WEIGHTS) & (means_A >= max(lexical, dense))
+    odds_A = np.log(np.clip(WEIGHTS, 0.02, 0.98) / np.clip(1 - WEIGHTS, 0.02, 0.98))
+    return int(np.argmax(np.where(allowed_A, means_A - BALANCE * odds_A**2, -np.inf)))
 
 
 def _most_weight(score: float, other_score: float) -> float:
@@ -200,30 +214,77 @@ def _questions(index: OpenIndex) -> list[_Question]:
     return questions
 
 
-def _gains(index: OpenIndex, questions: Sequence[_Question], encoder: EncoderSource) -> np.ndarray:
-    """Return nDCG@10 of each question with each weight, the mean of its two kinds: float64 (Q, A)."""
+class _Scores(NamedTuple):
+    """What one of the two searches has for a question."""
+
+    keys_H: np.ndarray
+    """Numbers of the best rows of other documents, best first, int64."""
+    scores_H: np.ndarray
+    """Their scores."""
+    rests: tuple[float, ...]
+    """Scores of what is left of the passage, of both kinds."""
+
+
+class _Search(NamedTuple):
+    """What both searches have for a question."""
+
+    dense: _Scores
+    lexical: _Scores
+    highest: float
+    """Highest score by words that a row could have."""
+
+
+def _searches(index: OpenIndex, questions: Sequence[_Question], encoder: EncoderSource) -> list[_Search]:
+    """Return what search by vector and search by words have for each question."""
     distance, loaded = index.spec.distance, encoder()
     queries_QD = search_ready(loaded.encode_queries([each.question.text for each in questions]), distance)
     rests = [remainder for each in questions for remainder in each.question.rests]
-    rests_2QD = search_ready(loaded.encode_documents(rests), distance)
+    rests_QKD = search_ready(loaded.encode_documents(rests), distance).reshape(len(questions), 2, -1)
     by_words = _WordSearch(index)
-    gains_QA = np.empty((len(questions), len(WEIGHTS)))
-    for number, each in enumerate(questions):
-        search = _OtherDocuments(index, each)
-        query_1D = queries_QD[number : number + 1]
-        keys_H, scores_H = search.of([(i, *_dense(index, i, query_1D)) for i in range(len(index.segments))])
+    searches = []
+    for each, query_D, rests_KD in zip(questions, queries_QD, rests_QKD, strict=True):
+        other_documents = _OtherDocuments(index, each)
+        keys_H, scores_H = other_documents.of(
+            [(i, *_dense(index, i, query_D[None])) for i in range(len(index.segments))]
+        )
         unit = SAME_SHARE * max(float(np.abs(scores_H[:1]).max(initial=0.0)), _TINY)
-        dense = keys_H, _rounded(scores_H, unit)
-        statistics, hits = by_words.search(each.question.text)
-        lexical = search.of(hits)
-        kinds = []
-        for kind, remainder in enumerate(each.question.rests):
-            row_D = rests_2QD[2 * number + kind]
-            score = float(_rounded(_score(query_1D[0], row_D, distance), unit))
-            word_score = by_words.score(each.question.text, remainder, statistics)
-            kinds.append(_ndcg(_fused(dense, score, lexical, word_score)))
-        gains_QA[number] = np.mean(kinds, axis=0)
-    return gains_QA
+        rest_scores = [float(_rounded(_score(query_D, rest_D, distance), unit)) for rest_D in rests_KD]
+        words = by_words.words(each.question.text)
+        rest_words = [by_words.score(words, remainder) for remainder in each.question.rests]
+        searches.append(
+            _Search(
+                _Scores(keys_H, _rounded(scores_H, unit), tuple(rest_scores)),
+                _Scores(*other_documents.of(by_words.search(words)), tuple(rest_words)),
+                words.highest_score,
+            )
+        )
+    return searches
+
+
+def _scales(searches: Sequence[_Search]) -> FusionScales:
+    """Return the scales of an index: the mean scores of the best rows, and of those at place 200."""
+    dense = [each.dense.scores_H for each in searches if len(each.dense.scores_H)]
+    shares = [
+        float(each.lexical.scores_H[0]) / each.highest for each in searches if len(each.lexical.scores_H)
+    ]
+    return FusionScales(
+        dense_zero=round(float(np.mean([scores_H[-1] for scores_H in dense] or [0.0])), 6),
+        dense_one=round(float(np.mean([scores_H[0] for scores_H in dense] or [1.0])), 6),
+        lexical_one=round(max(float(np.mean(shares or [1.0])), _LEAST_SHARE), 6),
+    )
+
+
+def _gains(search: _Search, scales: FusionScales) -> np.ndarray:
+    """Return nDCG@10 of a question with each weight, the mean of its two kinds: float64 (A,)."""
+    dense_scale = Scale(scales.dense_zero, scales.dense_one)
+    lexical_scale = Scale(0.0, scales.lexical_one * search.highest)
+    kinds = zip(search.dense.rests, search.lexical.rests, strict=True)
+    gains_KA = [
+        _ndcg(_fused(search.dense, score, dense_scale, search.lexical, word_score, lexical_scale))
+        for score, word_score in kinds
+    ]
+    gains_A: np.ndarray = np.average(gains_KA, axis=0, weights=KIND_WEIGHTS)
+    return gains_A
 
 
 def _rounded(scores: Any, unit: float) -> Any:
@@ -284,68 +345,62 @@ class _WordSearch:
         self._index, self._analyser = index, Analyser(spec)
         self._postings = [segment.postings for segment in index.segments if segment.postings is not None]
 
-    def search(self, text: str) -> tuple[CorpusStatistics, list[tuple[int, np.ndarray, np.ndarray]]]:
-        """Return the statistics of a text's words, and per segment its number, the rows found, and their scores."""
-        statistics = corpus_statistics(self._postings, self._analyser.terms(text), self._index.alive)
-        weights = self._weights(text, statistics)
-        scores = [
-            (
-                number,
-                *score_rows(
-                    postings, weights, statistics.average_length, None if alive is None else alive.mask_N
-                ),
-            )
-            for number, (postings, alive) in enumerate(zip(self._postings, self._index.alive, strict=True))
+    def words(self, text: str) -> WeightedTerms:
+        """Return what a text is searched by."""
+        corpus = partial(corpus_statistics, self._postings, alive=self._index.alive)
+        [words] = weighted_terms([[QueryText(text, 1.0)]], self._analyser, corpus)
+        return words
+
+    def search(self, words: WeightedTerms) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Return per segment its number, the rows with any of the words, and their scores."""
+        masks = [None if alive is None else alive.mask_N for alive in self._index.alive]
+        return [
+            (number, *score_rows(postings, words.weights, words.average_length, mask))
+            for number, (postings, mask) in enumerate(zip(self._postings, masks, strict=True))
         ]
-        return statistics, scores
 
-    def score(self, query: str, text: str, statistics: CorpusStatistics) -> float:
-        """Return the score that a row with this text would have for a query."""
+    def score(self, words: WeightedTerms, text: str) -> float:
+        """Return the score that a row with this text would have."""
         counts, length = self._analyser.counts(text)
-        norm = K1 * (1 - B + B * length / statistics.average_length)
-        weights = self._weights(query, statistics)
-        return sum(weight * counts[term] / (counts[term] + norm) for term, weight in weights.items())
-
-    def _weights(self, text: str, statistics: CorpusStatistics) -> dict[str, float]:
-        return {
-            term: weight * statistics.idf(term)
-            for term, weight in self._analyser.query_terms(text).items()
-            if term in statistics.frequencies
-        }
+        norm = K1 * (1 - B + B * length / words.average_length)
+        return sum(weight * counts[term] / (counts[term] + norm) for term, weight in words.weights.items())
 
 
 def _fused(
-    dense: tuple[np.ndarray, np.ndarray],
+    dense: _Scores,
     score: float,
-    lexical: tuple[np.ndarray, np.ndarray],
+    dense_scale: Scale,
+    lexical: _Scores,
     word_score: float,
+    lexical_scale: Scale,
 ) -> np.ndarray:
     """Return the rank, from 1, that the passage has among the rows of both rankings with each weight: float64 (A,).
 
     The passage has the given scores; it is not in the lexical ranking with a score of 0.
     """
     passage = np.int64(-1)
-    dense_keys, dense_gains = _with(dense, passage, score, dense_values)
-    lexical_keys, lexical_gains = _with(lexical, passage, word_score, lexical_values)
+    dense_keys, dense_scores = _with(dense, passage, score)
+    lexical_keys, lexical_scores = _with(lexical, passage, word_score) if word_score > 0 else lexical[:2]
     keys_H, positions = np.unique(np.concatenate([dense_keys, lexical_keys, [passage]]), return_inverse=True)
     gains_2H = np.zeros((2, len(keys_H)))
+    dense_gains = dense_scale.values(dense_scores)
+    gains_2H[0] = min(dense_gains, default=0.0)
     gains_2H[0, positions[: len(dense_keys)]] = dense_gains
-    gains_2H[1, positions[len(dense_keys) : -1]] = lexical_gains
+    gains_2H[1, positions[len(dense_keys) : -1]] = lexical_scale.values(lexical_scores)
     scores_AH = WEIGHTS[:, None] * gains_2H[0] + (1 - WEIGHTS[:, None]) * gains_2H[1]
-    own_A1 = scores_AH[:, positions[-1]][:, None]
-    ranks_A: np.ndarray = np.where(own_A1[:, 0] > 0, (scores_AH >= own_A1).sum(axis=1), np.inf)
+    passage_A1 = scores_AH[:, positions[-1]][:, None]
+    is_in_A = (WEIGHTS > 0) & (passage in dense_keys) | (WEIGHTS < 1) & (passage in lexical_keys)
+    ranks_A: np.ndarray = np.where(is_in_A, (scores_AH >= passage_A1).sum(axis=1), np.inf)
     return ranks_A
 
 
-def _with(
-    ranking: tuple[np.ndarray, np.ndarray], key: np.int64, score: float, scaled: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys and scaled scores of a ranking with one more row, if that is good enough for it."""
-    keys_H, scores_H = ranking
+def _with(ranking: _Scores, key: np.int64, score: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return keys and scores of a ranking with one more row, if that is good enough for it."""
+    keys_H, scores_H = ranking.keys_H, ranking.scores_H
     position = int(np.searchsorted(-scores_H, -score, side="right"))
-    if position < FUSED_ROWS and (scaled is not lexical_values or score > 0):
+    if position < FUSED_ROWS:
         keys_H, scores_H = np.insert(keys_H, position, key), np.insert(scores_H, position, score)
-    return keys_H[:FUSED_ROWS], scaled(scores_H[:FUSED_ROWS])
+    return keys_H[:FUSED_ROWS], scores_H[:FUSED_ROWS]
 
 
 def _ndcg(ranks_A: np.ndarray) -> np.ndarray:

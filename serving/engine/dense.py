@@ -18,8 +18,16 @@ from functools import partial
 
 import numpy as np
 
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS
-from scannery.serving.engine.hybrid import DenseRankings, fuse, fusion_depth, keys_in, places_of
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, ScaleOf
+from scannery.serving.engine.hybrid import (
+    DenseRankings,
+    fuse,
+    fusion_depth,
+    keys_in,
+    places_of,
+    vector_scale,
+    word_scale,
+)
 from scannery.serving.engine.lexical import LexicalSearch, Words, query_words, snapshot_corpus
 from scannery.serving.engine.query_vectors import NOT_ASKED, AskedVectors, asked_vectors
 from scannery.serving.engine.segment_search import (
@@ -103,7 +111,10 @@ class DenseSearch:
             dense_rankings(
                 self._chosen,
                 rankings,
-                [self._ranges.get((query, column), 0.0) for column, _ in rankings],
+                [
+                    vector_scale(self._options.fusion, self._ranges.get((query, column), 0.0))
+                    for column, _ in rankings
+                ],
                 partial(self.scores, query),
             )
             for query, rankings in rankings_of.items()
@@ -153,11 +164,11 @@ class DenseSearch:
         return scores_U
 
     def _measure_ranges(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Measure what the scales of queries with a filter take from the same queries without it, once.
+        """Measure what the scales of queries with a filter take from the same queries without it, once each.
 
         That is how far the score at place 200 is below the first one in the whole index, if few rows are allowed.
         """
-        if not self._is_filtered or self._options.fusion.method != "weighted_score":
+        if not self._is_filtered or not self._options.fusion.scales_queries:
             return
         for column in sorted({column for _, column in pairs}):
             new = [
@@ -202,7 +213,7 @@ class DenseSearch:
 def dense_rankings(
     chosen: ChosenVectors,
     by_vector: Sequence[tuple[int, Ranking]],
-    ranges: Sequence[float],
+    scales: Sequence[ScaleOf],
     scores: Callable[[int, np.ndarray], np.ndarray],
 ) -> DenseRankings:
     """Return the rankings of one query by its vectors, to be fused.
@@ -210,7 +221,7 @@ def dense_rankings(
     Args:
         chosen: the vectors of the search.
         by_vector: the place of each vector of the query among these, and the ranking by it.
-        ranges: of each of them, as of `DenseRankings`.
+        scales: of each of them, as of `DenseRankings`.
         scores: returns the exact scores by the vector at a place of rows, as `keys_in` returns them, float32 (U,).
 
     """
@@ -224,7 +235,7 @@ def dense_rankings(
     return DenseRankings(
         rankings=rankings,
         weights=(weights / weights.sum()).tolist() if len(columns) < len(chosen) else weights.tolist(),
-        ranges=ranges,
+        scales=scales,
         keys_U=keys_U,
         scores_US=scores_US,
         columns=columns if chosen.names else [],
@@ -321,17 +332,20 @@ class Candidates:
         rankings = (
             self.dense.rankings(queries, depth),
             self.by_words(queries, depth),
-            map(self._best_word_score, queries.tolist()),
+            map(self._word_scale, queries.tolist()),
         )
         fusion, segments = self._options.fusion, self._batch.snapshot.segments
         return [
-            fuse(dense, lexical, fusion, segments, lexical_best=best)
-            for dense, lexical, best in zip(*rankings, strict=True)
+            fuse(dense, lexical, fusion, segments, words_scale=scale)
+            for dense, lexical, scale in zip(*rankings, strict=True)
         ]
 
+    def _word_scale(self, query: int) -> ScaleOf:
+        return word_scale(self._options.fusion, self.words.of(query), self._best_word_score(query))
+
     def _best_word_score(self, query: int) -> float:
-        """Return the best score by words without the filter, which is measured once; see `Scale`."""
-        if not self._is_filtered or self._options.fusion.method != "weighted_score":
+        """Return the best score by words without the filter, which is measured once; minus infinity: not needed."""
+        if not self._is_filtered or not self._options.fusion.scales_queries:
             return -np.inf
         if query not in self._best_words:
             self._batch.deadline.check()

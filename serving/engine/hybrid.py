@@ -5,7 +5,8 @@
 - By **reciprocal rank**: a row scores alpha / (60 + dense rank) + (1 - alpha) / (60 + lexical rank), ranks from 1
   (Cormack, Clarke and Büttcher, SIGIR 2009, with weights).
 
-A lexical ranking without the row adds nothing, a dense ranking without it the least that it has, at most 0.
+A lexical ranking without the row adds nothing, and a dense ranking without it the value of its last row; at most 0 if
+that ranking has all rows with a vector.
 
 Where several vectors are searched, the dense part is the sum of the same values of each of them, by weights that add up
 to 1. A row of one ranking is scored by all vectors that it has, and so is in the rankings of these too.
@@ -27,11 +28,23 @@ from functools import partial, reduce
 
 import numpy as np
 
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, dense_values, lexical_values
+from scannery.indexer import WeightedTerms
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, ScaleOf, dense_scale, lexical_scale
+from scannery.serving.engine.lexical import Words
 from scannery.serving.engine.top_k import EMPTY, Ranking, Rows, by_score_and_id
 from scannery.serving.request.options import Fusion
 
-__all__ = ["RANK_CONSTANT", "DenseRankings", "fuse", "fusion_depth", "keys_in", "keys_of", "places_of"]
+__all__ = [
+    "RANK_CONSTANT",
+    "DenseRankings",
+    "fuse",
+    "fusion_depth",
+    "keys_in",
+    "keys_of",
+    "places_of",
+    "vector_scale",
+    "word_scale",
+]
 
 RANK_CONSTANT = 60
 DEEPER = 4
@@ -56,8 +69,8 @@ class DenseRankings:
     """Rankings by each of the vectors."""
     weights: Sequence[float]
     """Weights of the vectors; they add up to 1."""
-    ranges: Sequence[float]
-    """Ranges of the vectors: least difference of the scores that have 1 and 0 (`Scale.dense_range`)."""
+    scales: Sequence[ScaleOf]
+    """Scales of the vectors' scores."""
     keys_U: np.ndarray
     """All rows of several rankings, as `keys_in` returns them; of one ranking: empty."""
     scores_US: np.ndarray
@@ -93,7 +106,7 @@ def fuse(
     fusion: Fusion,
     segments: Sequence[Rows],
     *,
-    lexical_best: float = -np.inf,
+    words_scale: ScaleOf = lexical_scale,
 ) -> Ranking:
     """Return all rows of some rankings by fused score, then by id, with their scores in each.
 
@@ -104,14 +117,14 @@ def fuse(
         lexical: the ranking by words; None: several dense rankings are fused.
         fusion: method and weight.
         segments: all segments of the snapshot, for the ids.
-        lexical_best: least lexical score that has 1 (`Scale.lexical_best`).
+        words_scale: scale of the scores by words.
 
     """
     depth, longest = FUSED_ROWS, max(dense.longest, 0 if lexical is None else len(lexical))
-    blocks = [_fused(dense, lexical, depth, fusion, segments, lexical_best)]
+    blocks = [_fused(dense, lexical, depth, fusion, segments, words_scale)]
     while depth < longest:
         depth *= DEEPER
-        blocks.append(_fused(dense, lexical, depth, fusion, segments, lexical_best))
+        blocks.append(_fused(dense, lexical, depth, fusion, segments, words_scale))
     if lexical is not None and fusion.alpha in (0, 1):
         blocks = [*(_of_one(block, fusion.alpha) for block in blocks), *blocks]
     return reduce(partial(_followed, segments=segments), blocks)
@@ -142,7 +155,7 @@ def _fused(
     depth: int,
     fusion: Fusion,
     segments: Sequence[Rows],
-    lexical_best: float,
+    words_scale: ScaleOf,
 ) -> Ranking:
     by_vector = dense.within(depth, segments)
     words = EMPTY if lexical is None else lexical.within(0, depth)
@@ -151,11 +164,13 @@ def _fused(
     )
     ends = np.cumsum([len(each) for each in by_vector])
     *at, lexical_at = np.split(positions, ends)
-    dense_gain, lexical_gain = _GAINS[fusion.method]
+    gain = _GAINS[fusion.method]
     scores_H = np.zeros(len(keys_H))
-    for ranking, positions_of, weight, least in zip(by_vector, at, dense.weights, dense.ranges, strict=True):
-        gains = dense_gain(ranking.scores, Scale(least))
-        gains_H = np.full(len(keys_H), min(0.0, gains[-1]) if len(gains) else 0.0)
+    for ranking, positions_of, weight, scale_of in zip(
+        by_vector, at, dense.weights, dense.scales, strict=True
+    ):
+        gains, least_gain = gain(ranking.scores, scale_of)
+        gains_H = np.full(len(keys_H), least_gain)
         gains_H[positions_of] = gains
         scores_H += weight * gains_H
     by_vector_HS = _by_vector(dense, by_vector, at, len(keys_H))
@@ -167,7 +182,7 @@ def _fused(
         )
         alpha = min(max(fusion.alpha, LEAST_WEIGHT), 1 - LEAST_WEIGHT)
         scores_H *= alpha
-        scores_H[lexical_at] += (1 - alpha) * lexical_gain(words.scores, Scale(lexical_best=lexical_best))
+        scores_H[lexical_at] += (1 - alpha) * gain(words.scores, words_scale)[0]
     numbers_H, rows_H = places_of(keys_H)
     fused = Ranking(
         numbers_H,
@@ -219,14 +234,36 @@ def _spread(scores: np.ndarray, positions: np.ndarray, size: int) -> np.ndarray:
     return spread_H
 
 
-def _reciprocal_ranks(scores: np.ndarray, _: Scale) -> np.ndarray:
-    ranks: np.ndarray = 1 / (RANK_CONSTANT + 1 + np.arange(len(scores), dtype=np.float64))
-    return ranks
+def _weighted_scores(scores: np.ndarray, scale_of: ScaleOf) -> tuple[np.ndarray, float]:
+    if not len(scores):
+        return np.empty(0), 0.0
+    gains = scale_of(scores).values(scores)
+    # Rows that the ranking lacks are behind its last row, or have no vector.
+    return gains, float(gains[-1]) if len(gains) >= FUSED_ROWS else min(0.0, float(gains[-1]))
 
 
-_Gain = Callable[[np.ndarray, Scale], np.ndarray]
-_GAINS: dict[str, tuple[_Gain, _Gain]] = {
-    "weighted_score": (dense_values, lexical_values),
-    "reciprocal_rank": (_reciprocal_ranks, _reciprocal_ranks),
+def _reciprocal_ranks(scores: np.ndarray, _: ScaleOf) -> tuple[np.ndarray, float]:
+    return 1 / (RANK_CONSTANT + 1 + np.arange(len(scores), dtype=np.float64)), 0.0
+
+
+_GAINS: dict[str, Callable[[np.ndarray, ScaleOf], tuple[np.ndarray, float]]] = {
+    "weighted_score": _weighted_scores,
+    "reciprocal_rank": _reciprocal_ranks,
 }
-"""Functions by method, what a row gains by its score in a dense ranking, and in the lexical one."""
+"""Functions by method: what rows gain by their scores in a ranking, and what rows gain that a dense one lacks."""
+
+
+def vector_scale(fusion: Fusion, least_range: float) -> ScaleOf:
+    """Return the scale of scores by vector: that of the index, or of each query with its least range."""
+    if fusion.scales is None:
+        return partial(dense_scale, least_range=least_range)
+    scale = Scale(fusion.scales.dense_zero, fusion.scales.dense_one)
+    return lambda _: scale
+
+
+def word_scale(fusion: Fusion, words: Words, least_one: float) -> ScaleOf:
+    """Return the scale of scores by words: that of the index, or of each query with its least score that has 1."""
+    if fusion.scales is None or not isinstance(words, WeightedTerms):
+        return partial(lexical_scale, least_one=least_one)
+    scale = Scale(0.0, fusion.scales.lexical_one * words.highest_score)
+    return lambda _: scale

@@ -121,6 +121,10 @@ class LexicalSearch:
         self._postings = postings_of(snapshot, mode) if by_words else []
         check_not_cold(snapshot.manifest.index, snapshot.segments, mode)  # which lack sparse vectors, too
 
+    def of(self, query: int) -> Words:
+        """Return what a query is searched by, by its number."""
+        return self._words[query]
+
     def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], limit: int) -> Ranking:
         """Return the best rows for a query, at most `limit`, by score and then by id, of those with any of its words.
 

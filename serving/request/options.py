@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Literal, TypeAlias
 
 from scannery.indexer import NO_EXPANSION, Expansion, IndexSpec, Manifest, SearchSettings
+from scannery.indexer.manifest import FusionScales
 from scannery.indexer.tuning.settings_choice import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
@@ -128,6 +129,13 @@ class Fusion:
     method: FusionMethod = "weighted_score"
     alpha: float = 0.5
     """Weight of the dense ranking in a hybrid search, 0 to 1."""
+    scales: FusionScales | None = None
+    """Scales of `weighted_score` that the index has; None: each query has scales of its own."""
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether scores have the scales of their query."""
+        return self.method == "weighted_score" and self.scales is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,7 +428,9 @@ def _fusion(
     alpha = settings.alpha if settings.HasField("alpha") else _default_alpha(method, manifest)
     if not 0 <= alpha <= 1:
         raise InvalidRequestError.at("alpha", f"must be 0 to 1, got {alpha:g}")
-    return Fusion(method=method, alpha=alpha)
+    is_measured = method == "weighted_score" and mode != "dense" and not vectors.names
+    scales = manifest.fusion.scales if manifest.fusion is not None and is_measured else None
+    return Fusion(method=method, alpha=alpha, scales=scales)
 
 
 def _default_alpha(method: FusionMethod, manifest: Manifest) -> float:

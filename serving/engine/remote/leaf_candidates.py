@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from scannery.indexer import CorpusCounts
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, ScaleOf, lexical_scale
 from scannery.serving import limits
 from scannery.serving.contract import LEAF_SEARCH
 from scannery.serving.engine.dense import dense_rankings, ranges_of, with_scores
-from scannery.serving.engine.hybrid import fuse, fusion_depth, keys_of
+from scannery.serving.engine.hybrid import fuse, fusion_depth, keys_of, vector_scale, word_scale
 from scannery.serving.engine.lexical import Words, query_words
 from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
@@ -59,6 +59,7 @@ class LeafCandidates:
         self.total = 0
         """Rows that the filter allows, as of the last answers."""
         self._query_vectors: AskedVectors | None = None
+        self._asked_words: Sequence[Words] = ()
         self._words: Sequence[pb.LeafWords] = ()
         with batch.stats.stage("encode"):
             if mode != "dense":
@@ -72,6 +73,7 @@ class LeafCandidates:
                     batch.stats,
                     paths=batch.paths,
                 )
+                self._asked_words = words
                 self._words = [_leaf_words(each) for each in words]
             if mode != "lexical":
                 check_has_vectors(batch.snapshot.manifest, "mode")
@@ -96,10 +98,12 @@ class LeafCandidates:
             [(column, ranking)] = candidates.by_vector
             return with_scores(ranking.within(0, limit), column, len(options.vectors.names))
         lexical = candidates.words if options.mode == "hybrid" else None
-        ranges = [candidates.ranges.get(column, 0.0) for column, _ in candidates.by_vector]
-        dense = dense_rankings(options.vectors, candidates.by_vector, ranges, candidates.scores)
-        tables = self._rows.segments
-        return fuse(dense, lexical, options.fusion, tables, lexical_best=candidates.best_by_words)
+        fusion, tables = options.fusion, self._rows.segments
+        scales = [
+            vector_scale(fusion, candidates.ranges.get(column, 0.0)) for column, _ in candidates.by_vector
+        ]
+        dense = dense_rankings(options.vectors, candidates.by_vector, scales, candidates.scores)
+        return fuse(dense, lexical, fusion, tables, words_scale=candidates.words_scale)
 
     def _candidates(self, queries: np.ndarray, depth: int) -> list[_GroupCandidates]:
         """Return what the leaves find for some queries, merged."""
@@ -174,7 +178,11 @@ class LeafCandidates:
             if self._words
             else EMPTY,
             ranges={column: _range(results.values(), column) for column in columns if column in few},
-            best_by_words=max(best_words, default=-np.inf),
+            words_scale=word_scale(
+                self._options.fusion, self._asked_words[query], max(best_words, default=-np.inf)
+            )
+            if self._words
+            else lexical_scale,
             width=len(self._options.vectors),
             parts=[(group, numbers[group], result.scores) for group, result in results.items()],
         )
@@ -215,7 +223,7 @@ class LeafCandidates:
             message.target_recall = options.target_recall
         if self._where is not None:
             message.where.CopyFrom(rows.filters.get(self._where, request.where))
-        scales = self._fused and self._where is not None and options.fusion.method == "weighted_score"
+        scales = self._fused and self._where is not None and options.fusion.scales_queries
         group_by = options.group_by if options.max_per_group is not None else ""
         return pb.LeafSearchRequest(at=rows.reader.at, options=message, group_by=group_by, scales=scales)
 
@@ -229,8 +237,8 @@ class _GroupCandidates:
     words: Ranking
     ranges: Mapping[int, float]
     """Ranges by place: how far the score at place 200 without the filter is below the first one."""
-    best_by_words: float
-    """The best score by words without the filter; minus infinity: not asked for."""
+    words_scale: ScaleOf
+    """Scale of the scores by words."""
     width: int
     """Vectors that are searched."""
     parts: Sequence[tuple[int, np.ndarray, bytes]]

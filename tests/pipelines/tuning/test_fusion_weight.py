@@ -10,6 +10,7 @@ import pytest
 
 import scannery
 from scannery.client import Explanation
+from scannery.embed import Encoder
 from scannery.indexer import Store
 from scannery.indexer.maintenance import rollback
 from scannery.indexer.manifest import FusionWeight, Manifest
@@ -91,6 +92,47 @@ def test_a_build_measures_the_weight_and_searches_use_it(store, write):
 
 
 @pytest.mark.system
+def test_the_scales_of_an_index_give_a_hit_the_same_score_with_every_filter(store, write):
+    run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
+    weight = weight_of(store)
+    assert weight.scales is not None
+    assert weight.scales.dense_zero < weight.scales.dense_one
+    with scannery.connect(store.uri) as client:
+        index = client.index("talks")
+        for query in ("a volcano erupts near the harbour", "unheard words", "the cat"):
+            whole = {hit.id: hit.score for hit in index.search(query, 80, alpha=0.5)}
+            some = index.search(query, 80, alpha=0.5, where={"id": {"$in": sorted(whole)[::9]}})
+            assert {hit.id: hit.score for hit in some} == {hit.id: whole[hit.id] for hit in some} != {}
+            dense = {hit.id: hit.score for hit in index.search(query, 80, mode="dense")}
+            words = {hit.id: hit.score for hit in index.search(query, 80, mode="lexical")}
+            highest = {hit.id: hit.score for hit in index.search(f"{query} unheard", 80, mode="lexical")}
+            assert words == highest  # words that no row has change no score by words,
+            for hit in some:
+                value = (dense[hit.id] - weight.scales.dense_zero) / (
+                    weight.scales.dense_one - weight.scales.dense_zero
+                )
+                assert hit.score >= 0.5 * value - 1e-6
+                assert (hit.id in words) == (hit.score > 0.5 * value + 1e-6)
+        # but they leave less of it: words that are missing speak for the rows that are near.
+        first = index.search("volcano", 1, alpha=0.5)[0]
+        second = index.search("volcano zzz yyy", 80, alpha=0.5)
+        [same] = [hit for hit in second if hit.id == first.id]
+        assert same.lexical_score == first.lexical_score
+
+
+@pytest.mark.system
+def test_a_version_of_an_earlier_release_is_measured_again_and_loses_nothing_without_the_model(store, write):
+    run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
+    manifest = manifest_of(store, "talks")
+    weight = weight_of(store).model_copy(update={"scales": None})
+    earlier = manifest.model_copy(update={"fusion": weight})
+    assert fusion_weight.with_fusion_weight(manifest, earlier, store, None).fusion == weight
+    encoder = Encoder.load(SPEC["encoder"]["model"])
+    assert (
+        fusion_weight.with_fusion_weight(manifest, earlier, store, lambda: encoder).fusion == manifest.fusion
+    )
+
+
 @pytest.mark.system
 def test_texts_that_the_encoder_cannot_tell_apart_give_dense_search_no_weight(store, write):
     # Letters of Lisu, of which the model's vocabulary has none: texts with as many words have the same vector.

@@ -13,7 +13,7 @@ from scannery import Blend, Like, testing
 from scannery.indexer import parse_spec
 from scannery.indexer.errors import InvalidSpecError
 from scannery.indexer.manifest import FusionWeight, Manifest
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, dense_values, lexical_values
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, ScaleOf, dense_scale, lexical_scale
 from scannery.serving.request.options import Options, parse_options
 from scannery.serving.request.query import ByText, ByVector, WithSparse
 from scannery.v1 import search_pb2 as pb
@@ -140,37 +140,38 @@ def test_wrong_defaults_in_a_spec_are_refused(changes: dict[str, Any], message: 
 
 
 def test_the_scale_of_few_equal_and_negative_scores() -> None:
-    def values(scale: Any, *scores: float) -> list[float]:
-        return [round(value, 6) for value in scale(np.array(scores, np.float32)).tolist()]
+    def values(scale_of: ScaleOf, *scores: float) -> list[float]:
+        scores_H = np.array(scores, np.float32)
+        return [round(value, 6) for value in scale_of(scores_H).values(scores_H).tolist()]
 
-    assert values(dense_values) == values(lexical_values) == []
-    assert values(dense_values, 0.7) == values(lexical_values, 0.7) == [1]
-    assert values(dense_values, 0.5, 0.5) == values(lexical_values, 0.5, 0.5) == [1, 1]
-    assert values(dense_values, 4, 3, 2) == [1, 0.5, 0]
-    assert values(dense_values, -1, -3) == [1, 0]
-    assert values(dense_values, 0.5, 0.4999999, 0.499999) == [1, 1, 1]  # the same, but for the last bits
-    assert values(lexical_values, 4, 3, 2) == [1, 0.75, 0.5]
-    assert values(lexical_values, 3, -1) == [1, 0]
-    assert values(lexical_values, -1, -3) == [1, 0]
+    assert values(dense_scale, 0.7) == values(lexical_scale, 0.7) == [1]
+    assert values(dense_scale, 0.5, 0.5) == values(lexical_scale, 0.5, 0.5) == [1, 1]
+    assert values(dense_scale, 4, 3, 2) == [1, 0.5, 0]
+    assert values(dense_scale, -1, -3) == [1, 0]
+    assert values(dense_scale, 0.5, 0.4999999, 0.499999) == [1, 1, 1]  # the same, but for the last bits
+    assert values(lexical_scale, 4, 3, 2) == [1, 0.75, 0.5]
+    assert values(lexical_scale, 3, -1) == [1, 0]
+    assert values(lexical_scale, -1, -3) == [1, 0]
+    assert values(lambda _: Scale(0.2, 0.7), 1.2, 0.45, 0.2, 0) == [2, 0.5, 0, -0.4]
+    assert values(lambda _: Scale(0.5, 0.5), 0.6, 0.5, 0.4) == [1, 1, 0]
 
 
-def test_a_scale_of_the_whole_index_is_only_widened() -> None:
-    scores, whole = np.array([0.8, 0.79], np.float32), Scale(dense_range=0.1, lexical_best=8)
-    np.testing.assert_allclose(dense_values(scores, whole), [1, 0.9], atol=1e-6)
-    np.testing.assert_allclose(dense_values(scores, Scale(dense_range=0.001)), [1, 0])
-    np.testing.assert_allclose(dense_values(scores[:1], whole), [1])
-    np.testing.assert_allclose(lexical_values(20 * scores, whole), [1, 0.9875], atol=1e-6)
-    np.testing.assert_allclose(lexical_values(scores, whole), [0.1, 0.09875], atol=1e-6)
+def test_a_scale_of_a_query_is_only_widened_by_the_whole_index() -> None:
+    scores = np.array([0.8, 0.79], np.float32)
+    np.testing.assert_allclose(dense_scale(scores, 0.1).values(scores), [1, 0.9], atol=1e-6)
+    np.testing.assert_allclose(dense_scale(scores, 0.001).values(scores), [1, 0], atol=1e-6)
+    np.testing.assert_allclose(dense_scale(scores[:1], 0.1).values(scores[:1]), [1])
+    np.testing.assert_allclose(lexical_scale(20 * scores, 8).values(20 * scores), [1, 0.9875], atol=1e-6)
+    np.testing.assert_allclose(lexical_scale(scores, 8).values(scores), [0.1, 0.09875], atol=1e-6)
 
 
 def test_the_scale_does_not_change_when_more_rows_are_fused() -> None:
     scores = np.sort(np.random.default_rng(0).random(800).astype(np.float32))[::-1]
-    few, many = dense_values(scores[:FUSED_ROWS]), dense_values(scores)
-    np.testing.assert_array_equal(few, many[:FUSED_ROWS])
-    assert many[FUSED_ROWS] < 0
-    np.testing.assert_array_equal(lexical_values(scores)[:FUSED_ROWS], lexical_values(scores[:FUSED_ROWS]))
+    assert dense_scale(scores) == dense_scale(scores[:FUSED_ROWS])
+    assert dense_scale(scores).values(scores)[FUSED_ROWS] < 0
+    assert lexical_scale(scores) == lexical_scale(scores[:FUSED_ROWS])
     equal = np.concatenate([np.ones(FUSED_ROWS, np.float32), np.zeros(5, np.float32)])
-    assert dense_values(equal).tolist() == [1.0] * FUSED_ROWS + [0.0] * 5
+    assert dense_scale(equal).values(equal).tolist() == [1.0] * FUSED_ROWS + [0.0] * 5
 
 
 @pytest.mark.system

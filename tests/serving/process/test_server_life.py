@@ -83,8 +83,12 @@ def test_a_server_that_is_not_there_is_unavailable() -> None:
     assert caught.value.__cause__ is not None
 
 
+WAIT_S = 180
+"""More than the minute that a call waits which comes while the server stops, on a machine with much else to do."""
+
+
 def test_stop_lets_running_requests_finish_and_refuses_new_ones(library: Path) -> None:
-    server = Server(ServerConfig(store=str(library), listen="127.0.0.1:0", drain_s=60))
+    server = Server(ServerConfig(store=str(library), listen="127.0.0.1:0", drain_s=WAIT_S))
     server.start()
     with grpc.insecure_channel(server.address) as channel:
         stub = search_pb2_grpc.SearchServiceStub(channel)
@@ -93,10 +97,10 @@ def test_stop_lets_running_requests_finish_and_refuses_new_ones(library: Path) -
         def requests() -> Iterator[search_pb2.SearchStreamRequest]:
             message = search_pb2.SearchStreamRequest(tag=1, search=search("library", VECTOR, 1).request)
             yield message
-            go_on.wait(60)
+            go_on.wait(WAIT_S)
             yield message
 
-        stream = stub.SearchStream(requests(), timeout=60)
+        stream = stub.SearchStream(requests(), timeout=WAIT_S)
         assert next(iter(stream)).search.hits
         stopping = threading.Thread(target=server.stop)
         stopping.start()
@@ -106,7 +110,7 @@ def test_stop_lets_running_requests_finish_and_refuses_new_ones(library: Path) -
                 stub.Search(search("library", VECTOR, 1).request, timeout=60)
         go_on.set()
         assert len(list(stream)) == 1
-        stopping.join(60)
+        stopping.join(WAIT_S)
         assert not stopping.is_alive()
     server.stop()  # a second time is nothing
 

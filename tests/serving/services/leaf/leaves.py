@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from scannery.indexer import CorpusCounts, CorpusStatistics, IndexSpec, ShardGroup, Store, parse_spec
+from scannery.indexer.tuning.score_fusion import dense_scale, lexical_scale
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.roles import leaf_catalog, server_catalog
 from scannery.serving.contract import LEAF_SERVICE
@@ -204,7 +205,10 @@ class Root:
         dense = DenseRankings(
             rankings=rankings,
             weights=[choice.weight for choice in vectors],
-            ranges=[self._range(query, place, len(rankings[place])) for place in range(len(vectors))],
+            scales=[
+                partial(dense_scale, least_range=self._range(query, place, len(rankings[place])))
+                for place in range(len(vectors))
+            ],
             keys_U=keys_U if len(vectors) > 1 else np.empty(0, np.int64),
             scores_US=self._scores(query, keys_U),
             columns=range(len(vectors)) if vectors.names else [],
@@ -219,8 +223,8 @@ class Root:
             if answer.results[query].HasField("best_by_words")
         ]
         words = self.by_words(query, wanted)
-        best = max(known, default=-np.inf)
-        return fuse(dense, words, self.options.fusion, self.snapshot.segments, lexical_best=best)
+        scale = partial(lexical_scale, least_one=max(known, default=-np.inf))
+        return fuse(dense, words, self.options.fusion, self.snapshot.segments, words_scale=scale)
 
     def _scores(self, query: int, keys_U: np.ndarray) -> np.ndarray:
         width = len(self.options.vectors)
