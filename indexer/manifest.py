@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scannery.indexer.errors import CorruptError, FormatError
@@ -24,6 +25,8 @@ __all__ = [
     "FusionWeight",
     "Manifest",
     "Recall",
+    "Relevance",
+    "RelevanceCurve",
     "SegmentEntry",
     "TriedConfig",
     "VectorsInfo",
@@ -274,6 +277,42 @@ class FusionWeight(_Record):
     """Scales of scores, for all queries; None: of an earlier release, each query has scales of its own."""
 
 
+class RelevanceCurve(_Record):
+    """The probability that a hit answers the question, by its score: 1 / (1 + exp(-(intercept + slope * score)))."""
+
+    intercept: float
+    """Logarithmic odds at a score of 0."""
+    slope: Annotated[float, Field(gt=0)]
+    """Logarithmic odds that a score of 1 adds. In mode lexical the score is a share of the highest one that the words of
+    the query allow."""
+    error: float
+    """Expected calibration error on questions that it was not fitted to."""
+    separation: float
+    """Probability that the best hit of a question about the index has a higher score than that of a foreign question."""
+
+    def probabilities(self, scores_H: np.ndarray) -> np.ndarray:
+        """Return the probability of each score, float32 (H,)."""
+        odds_H = self.intercept + self.slope * scores_H.astype(np.float64)
+        return (1 / (1 + np.exp(-np.clip(odds_H, -50, 50)))).astype(np.float32)
+
+
+class Relevance(_Record):
+    """What scores mean: fitted to questions made from passages, and to foreign questions."""
+
+    curves: dict[Literal["dense", "lexical", "hybrid"], RelevanceCurve]
+    """Curves by mode; hybrid: of `weighted_score` with the measured weight."""
+    questions: Annotated[int, Field(ge=1)]
+    """Number of questions made from passages."""
+    foreign_questions: Annotated[int, Field(ge=1)]
+    """Number of questions about something else."""
+    rows: Annotated[int, Field(ge=0)]
+    """Datapoints of the version that they were fitted on; later versions keep them until they have far more or fewer."""
+    encoder: str | None = None
+    """Digest of the encoder that they were fitted with."""
+    lexical_rules: dict[str, Any] = {}
+    """Rules of the analyser that they were fitted with."""
+
+
 class VectorsInfo(_Record):
     """The vectors of one name."""
 
@@ -326,6 +365,7 @@ class Manifest(_Record):
     and merges keep it. 0: a version of an earlier release did."""
     recall: Recall | None = None
     fusion: FusionWeight | None = None
+    relevance: Relevance | None = None
     """Default weights of hybrid search; None: not measured, both rankings count the same."""
     statistics: dict[str, Any] = {}
     """Counts and measurements of the build."""
@@ -372,6 +412,7 @@ class Manifest(_Record):
                 "segments": tuple(entry.named[name] for entry in self.segments if name in entry.named),
                 "recall": None,
                 "fusion": None,
+                "relevance": None,
             }
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ VERBS = [
 PLACES = [
     "the quiet village", "a frozen lake", "the city centre", "an empty office", "green mountains", "the harbour",
 ]  # fmt: skip
-SPEC = {
+SPEC: dict[str, Any] = {
     "index": "talks",
     "source": {"id": "id", "text": "text"},
     "encoder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
