@@ -283,12 +283,12 @@ class RelevanceCurve(_Record):
     intercept: float
     """Logarithmic odds at a score of 0."""
     slope: Annotated[float, Field(gt=0)]
-    """Logarithmic odds that a score of 1 adds. In mode lexical the score is a share of the highest one that the words of
-    the query allow."""
+    """Logarithmic odds that a score of 1 adds. In mode lexical the score is a share of the highest one that the words
+    of the query allow."""
     error: float
     """Expected calibration error on questions that it was not fitted to."""
     separation: float
-    """Probability that the best hit of a question about the index has a higher score than that of a foreign question."""
+    """Probability that the best hit of a question made from a passage has a higher score than a foreign question's."""
 
     def probabilities(self, scores_H: np.ndarray) -> np.ndarray:
         """Return the probability of each score, float32 (H,)."""
@@ -306,7 +306,7 @@ class Relevance(_Record):
     foreign_questions: Annotated[int, Field(ge=1)]
     """Number of questions about something else."""
     rows: Annotated[int, Field(ge=0)]
-    """Datapoints of the version that they were fitted on; later versions keep them until they have far more or fewer."""
+    """Datapoints of the version that they were fitted on; later versions keep them until they have far more."""
     encoder: str | None = None
     """Digest of the encoder that they were fitted with."""
     lexical_rules: dict[str, Any] = {}
