@@ -56,6 +56,8 @@ class ServedEncoder:
     """Indexes that use it."""
     open: Callable[[], QueryEncoder] = field(repr=False)
     """Returns the loaded encoder; raises as `EncoderPool.encoder_of`."""
+    unnamed: frozenset[str] = frozenset()
+    """Indexes whose unnamed vectors it makes."""
     is_nested: bool = False
     """Whether leading components of its vectors are vectors themselves: the spec of an index keeps but these."""
     loaded: Encoder | None = None
@@ -79,19 +81,18 @@ def index_encoders(catalog: Catalog, index: str) -> list[ServedEncoder]:
             if index:
                 raise
             continue  # a broken index must not hide the others
-        for each in manifest.encoded.values():
+        for vectors, each in manifest.encoded.items():
             assert each.spec.encoder is not None
             key = json.dumps([each.spec.encoder.model, each.encoder, each.dimensions], sort_keys=True)
-            indexes = encoders[key].indexes if key in encoders else frozenset[str]()
-            is_nested = each.spec.encoder.dimensions is not None or (
-                key in encoders and encoders[key].is_nested
-            )
+            earlier, none = encoders.get(key), frozenset[str]()
+            is_nested = each.spec.encoder.dimensions is not None
             encoders[key] = ServedEncoder(
                 model=each.spec.encoder.model,
                 fingerprint=each.encoder,
                 dimensions=each.dimensions,
-                indexes=indexes | {name},
-                is_nested=is_nested,
+                indexes=(earlier.indexes if earlier else none) | {name},
+                unnamed=(earlier.unnamed if earlier else none) | (none if vectors else {name}),
+                is_nested=is_nested or (earlier is not None and earlier.is_nested),
                 open=partial(catalog.encoders.encoder_of, each, field="index"),
             )
     return list(encoders.values())
@@ -218,6 +219,8 @@ class Embedding:
         ]
         # What an index uses comes first: a model that is named for later indexes makes no request ambiguous.
         matching = [encoder for encoder in matching if not encoder.is_spare] or matching
+        # So does that of an index's unnamed vector, as in a search that chooses no vectors.
+        matching = [encoder for encoder in matching if request.index in encoder.unnamed] or matching
         if len(matching) == 1:
             return matching[0]
         criteria = " and ".join(
@@ -354,12 +357,15 @@ class EncoderRegistry:
             self._versions[f"index/{name}"] = version
 
     def _add_index(self, manifest: Manifest) -> None:
-        keys = {self._loaded(each) for each in manifest.encoded.values()}
+        keys = {vectors: self._loaded(each) for vectors, each in manifest.encoded.items()}
         # A new version may name another encoder; the old one is dropped after the new one is loaded.
         for key, encoder in list(self._served.items()):
             changed = {manifest.index}
-            indexes = encoder.indexes | changed if key in keys else encoder.indexes - changed
-            self._served[key] = replace(encoder, indexes=indexes)
+            self._served[key] = replace(
+                encoder,
+                indexes=encoder.indexes | changed if key in keys.values() else encoder.indexes - changed,
+                unnamed=encoder.unnamed | changed if key == keys.get("") else encoder.unnamed - changed,
+            )
 
     def _loaded(self, manifest: Manifest) -> str:
         """Load the encoder that a version names, and return its key."""

@@ -60,7 +60,7 @@ class EmbedRequest(_message.Message):
     COUNT_TOKENS_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of an index, whose encoder is used."""
+    """Name of an index, whose encoder is used: that of its unnamed vector, if it has several."""
     model: _builtins.str
     """Name of the model, as in ListEncoders. At most 512 bytes."""
     fingerprint: _builtins.str

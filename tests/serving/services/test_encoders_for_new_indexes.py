@@ -9,7 +9,7 @@ import pytest
 
 import scannery
 from scannery.indexer import Store
-from scannery.serving import SecurityConfig
+from scannery.serving import EncoderConfig, EncoderServer, SecurityConfig
 from scannery.serving.config import VertexConfig
 from scannery.serving.security.api_keys import KeyFile
 from tests.embed.tiny_models import make_model
@@ -67,6 +67,24 @@ def test_a_model_for_new_indexes_makes_no_request_ambiguous(texts: Path, tmp_pat
         assert client.embed(["a volcano"]).shape == (1, 384)  # that of the index
         assert client.index("texts").embed(["a volcano"]).shape == (1, 384)
         assert client.embed(["a volcano"], model=model).shape[1] != 384
+
+
+def test_the_encoder_of_an_index_is_that_of_its_unnamed_vector(empty: Path) -> None:
+    small = {"encoder": {"model": MINILM, "dimensions": 8}, "from": "title"}
+    with scannery.connect(empty) as client:
+        both = client.create_index("both", encoder=MINILM, named_vectors={"title": small})
+        client.create_index("alone", named_vectors={"title": small})
+        several = client.create_index(
+            "several", named_vectors={"title": small, "body": {"encoder": MINILM, "from": "text"}}
+        )
+        assert both.embed(["a volcano"]).shape == (1, 384)
+        assert client.index("alone").embed(["a volcano"]).shape == (1, 8)
+        with pytest.raises(scannery.FailedPreconditionError, match="several encoders"):
+            several.embed(["a volcano"])
+    process = EncoderServer(EncoderConfig(store=str(empty), listen="127.0.0.1:0", device="cpu"))
+    with process, scannery.connect(process.address) as client:
+        assert client.index("both").embed(["a volcano"]).shape == (1, 384)
+        assert client.index("alone").embed(["a volcano"]).shape == (1, 8)
 
 
 def test_who_sees_some_indexes_and_creates_none_sees_their_encoders_only(empty: Path, tmp_path: Path) -> None:
