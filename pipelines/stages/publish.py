@@ -38,8 +38,8 @@ from scannery.pipelines.stages.embed import observations
 from scannery.pipelines.stages.old_rows import read_live_rows, removals
 from scannery.pipelines.state.job import Counts, Job, ShardOutcome, dead_letters_key, read_parent, stage_key
 from scannery.pipelines.state.work_units import UnitSums
-from scannery.pipelines.tuning.fusion_weight import with_fusion_weight
 from scannery.pipelines.tuning.index_tuning import with_fresh_recall, with_whole_recall
+from scannery.pipelines.tuning.search_measurement import with_measured_search
 from scannery.pipelines.tuning.tuning_queries import EncoderSource, queries_of
 
 __all__ = ["BuildRecord", "embedded_record", "publish", "read_record", "rebase"]
@@ -207,7 +207,7 @@ def _measured(
     started = time.perf_counter()
     manifest = with_whole_recall(manifest, job, store, encoder)
     measured = time.perf_counter()
-    manifest = with_fusion_weight(manifest, parent, store, encoder)
+    manifest = with_measured_search(manifest, parent, store, encoder)
     ended = time.perf_counter()
     spent = {"recall": round(measured - started, 3), "fusion": round(ended - measured, 3)}
     seconds = manifest.statistics["seconds"] | spent

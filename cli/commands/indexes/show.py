@@ -17,7 +17,7 @@ from scannery.cli.output import size_text
 from scannery.client import IndexInfo
 from scannery.client.response.notebook import vectors_text
 from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
-from scannery.indexer.manifest import ConfigTrial
+from scannery.indexer.manifest import ConfigTrial, Relevance
 from scannery.indexer.tuning.settings_choice import named_recalls, pick_point
 from scannery.live.log.location import LogRoot
 
@@ -87,6 +87,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "attributes", _attributes(manifest.spec)
     if manifest.spec.lexical:
         yield "search", _search_text(manifest)
+    if manifest.relevance is not None:
+        yield "relevance", _relevance_text(manifest.relevance)
     recall = manifest.recall
     if recall is None or not manifest.dimensions:
         return
@@ -134,6 +136,19 @@ def _search_text(manifest: Manifest) -> str:
         f"hybrid by weighted_score, alpha {weight.alpha:g}, measured with {weight.questions} questions made from "
         f"passages: nDCG@10 {weight.hybrid:.3f}, dense {weight.dense:.3f}, lexical {weight.lexical:.3f}"
     )
+
+
+def _relevance_text(relevance: Relevance) -> str:
+    """Return the score that has a probability of one half in each mode, and how far the curves are from the truth."""
+    modes = [
+        f"{mode} 50 % at {'a share' if mode == 'lexical' else 'a score'} of {-curve.intercept / curve.slope:.3g} "
+        f"(error {curve.error:.3f}, separation {curve.separation:.3f})"
+        for mode, curve in relevance.curves.items()
+    ]
+    questions = (
+        f"{relevance.questions} questions made from passages and {relevance.foreign_questions} foreign ones"
+    )
+    return f"{'; '.join(modes)}; measured with {questions}"
 
 
 def _documents_text(manifest: Manifest) -> str:

@@ -17,8 +17,9 @@ from scannery.indexer.maintenance import rollback
 from scannery.indexer.manifest import FusionWeight, Manifest
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import compact
-from scannery.pipelines.tuning import fusion_weight
+from scannery.pipelines.tuning import search_measurement
 from scannery.pipelines.tuning.fusion_weight import WEIGHTS, best_weight
+from scannery.pipelines.tuning.search_measurement import with_measured_search
 from tests.embed.tiny_models import make_model
 from tests.pipelines.conftest import manifest_of, run
 
@@ -64,7 +65,7 @@ def weight_of(store: Store) -> FusionWeight:
 
 @pytest.fixture(autouse=True)
 def few_questions(monkeypatch):
-    monkeypatch.setattr(fusion_weight, "LEAST_QUESTIONS", 10)
+    monkeypatch.setattr(search_measurement, "LEAST_QUESTIONS", 10)
 
 
 @pytest.mark.system
@@ -127,11 +128,9 @@ def test_a_version_of_an_earlier_release_is_measured_again_and_loses_nothing_wit
     manifest = manifest_of(store, "talks")
     weight = weight_of(store).model_copy(update={"scales": None})
     earlier = manifest.model_copy(update={"fusion": weight})
-    assert fusion_weight.with_fusion_weight(manifest, earlier, store, None).fusion == weight
+    assert with_measured_search(manifest, earlier, store, None).fusion == weight
     encoder = Encoder.load(SPEC["encoder"]["model"])
-    assert (
-        fusion_weight.with_fusion_weight(manifest, earlier, store, lambda: encoder).fusion == manifest.fusion
-    )
+    assert with_measured_search(manifest, earlier, store, lambda: encoder).fusion == manifest.fusion
 
 
 @pytest.mark.system
@@ -168,7 +167,7 @@ def test_a_compaction_without_the_model_measures_nothing(store, write, tmp_path,
     model = make_model("static", tmp_path)
     spec = SPEC | {"encoder": {"model": str(model)}}
     with monkeypatch.context() as patch:
-        patch.setattr(fusion_weight, "LEAST_QUESTIONS", 1000)  # so that the builds measure nothing
+        patch.setattr(search_measurement, "LEAST_QUESTIONS", 1000)  # so that the builds measure nothing
         run(store, write("a.jsonl", records(0, 80)), spec=spec)
         run(store, write("b.jsonl", records(80, 85)), spec=spec)
     shutil.rmtree(model)

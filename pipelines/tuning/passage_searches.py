@@ -1,0 +1,343 @@
+"""Questions made from passages, and foreign ones, searched by vector and by words over a version before its commit.
+
+The scores of the passage itself are those of what is left of it without the question. Other passages of its document
+are left out of the rankings. Scores by vector are rounded to a thousandth of a percent of the best one, and of equal
+scores the passage's counts as the last: texts that an encoder cannot tell apart differ in their last bits, by which the
+passage would be first. Scores by words are shares of the highest one that the words of the question allow.
+
+Shapes: Q questions, D dimensions, H rows of a ranking, M rows found in a segment, A weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scannery.indexer.lexical.analyser import Analyser
+from scannery.indexer.lexical.bm25 import K1, B, corpus_statistics, score_rows
+from scannery.indexer.lexical.expansion import QueryText, WeightedTerms, weighted_terms
+from scannery.indexer.manifest import FusionScales
+from scannery.indexer.reader import OpenIndex
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, SAME_SHARE, Scale
+from scannery.indexer.vectors.exact_search import search_ready
+from scannery.pipelines.tuning.tuning_queries import EncoderSource, PassageQuestion, question_of
+
+__all__ = [
+    "PASSAGE",
+    "PassageScores",
+    "QuestionSearch",
+    "Ranked",
+    "foreign_searches",
+    "fused",
+    "passage_searches",
+    "questions_about",
+    "with_passage",
+]
+
+MOST_QUESTIONS = 128
+"""Each costs three texts to encode, and an exact search of all rows."""
+ROWS_PER_QUESTION = 5
+"""Small versions have fewer questions, so that these cost less than embedding the passages."""
+COMPARED_ROWS = 20
+"""First rows of a ranking that are compared with the passage."""
+PASSAGE = np.int64(-1)
+"""The passage of a question among the rows of a ranking."""
+_SEED = 2
+_ROW_BITS = 40
+_TINY = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, and the place of the passage that answers it."""
+
+    question: PassageQuestion
+    segment: int
+    row: int
+
+
+def questions_about(index: OpenIndex) -> list[Question]:
+    """Return questions about passages drawn from the rows of an index, of each segment in proportion to its rows.
+
+    If the index has an encoder, the passages have vectors.
+    """
+    generator = np.random.default_rng(_SEED)
+    needs_vectors = index.spec.encoder is not None
+    live = {
+        number: segment_rows
+        for number, segment_rows in enumerate(index.live_rows())
+        if segment_rows[0].has_vectors or not needs_vectors
+    }
+    rows = sum(len(rows_R) for _, rows_R in live.values())
+    total = min(MOST_QUESTIONS, rows // ROWS_PER_QUESTION)
+    questions: list[Question] = []
+    for number, (segment, rows_R) in live.items():
+        count = min(len(rows_R), round(total * len(rows_R) / max(rows, 1)))
+        drawn = np.sort(generator.choice(rows_R, count, replace=False))
+        for row, text in zip(drawn.tolist(), segment.searched_texts(drawn), strict=True):
+            question = question_of(text, generator)
+            if question is not None:
+                questions.append(Question(question, number, row))
+    return questions
+
+
+class Ranked(NamedTuple):
+    """The best rows by one of the two searches, best first."""
+
+    keys_H: np.ndarray
+    """Numbers of the rows, int64."""
+    scores_H: np.ndarray
+    """Their scores, float64; by words as shares."""
+
+
+class PassageScores(NamedTuple):
+    """What a text in place of the passage would score."""
+
+    dense: float
+    lexical: float
+    """Score by words, as a share; 0: it has none of them."""
+
+
+class QuestionSearch(NamedTuple):
+    """What both searches have for a question."""
+
+    dense: Ranked | None
+    """Rows of other documents by vector; None: the index has no encoder."""
+    lexical: Ranked | None
+    """Rows of other documents by words; None: the index has no words."""
+    remainders: tuple[PassageScores, PassageScores]
+    """Scores of what is left of the passage, of both kinds (`PassageQuestion.rests`); of a foreign question: 0."""
+    paraphrase: PassageScores
+    """Scores of the passage in other words: of its vector, since synonyms change no meaning, and of half its words."""
+    equal_keys: np.ndarray
+    """Keys of rows that are as close to the passage as it is without the question's sentence."""
+
+
+_NOTHING = PassageScores(0.0, 0.0)
+_NO_KEYS = np.empty(0, np.int64)
+
+
+def passage_searches(
+    index: OpenIndex, questions: Sequence[Question], encoder: EncoderSource | None
+) -> list[QuestionSearch]:
+    """Return what both searches have for questions about passages."""
+    searcher = _Searcher(index, encoder)
+    texts = [each.question.text for each in questions]
+    remainders_QKD = searcher.remainders(questions)
+    return [
+        searcher.about(question, query_D, remainders_KD)
+        for question, query_D, remainders_KD in zip(
+            questions, searcher.vectors(texts), remainders_QKD, strict=True
+        )
+    ]
+
+
+def foreign_searches(
+    index: OpenIndex, texts: Sequence[str], encoder: EncoderSource | None
+) -> list[QuestionSearch]:
+    """Return what both searches have for questions that no passage answers."""
+    searcher = _Searcher(index, encoder)
+    return [
+        QuestionSearch(*searcher.rankings(text, query_D)[:2], (_NOTHING, _NOTHING), _NOTHING, _NO_KEYS)
+        for text, query_D in zip(texts, searcher.vectors(texts), strict=True)
+    ]
+
+
+class _Searcher:
+    """Search by vector and by words over an open index; either may be missing."""
+
+    def __init__(self, index: OpenIndex, encoder: EncoderSource | None) -> None:
+        self._index, self._distance = index, index.spec.distance
+        self._encoder = None if encoder is None else encoder()
+        self._by_words = None if index.spec.lexical is None else _WordSearch(index)
+
+    def vectors(self, texts: Sequence[str]) -> Sequence[np.ndarray | None]:
+        """Return the vector of each question, float32 (D,); None without an encoder."""
+        if self._encoder is None:
+            return [None] * len(texts)
+        return [*search_ready(self._encoder.encode_queries(texts), self._distance)]
+
+    def remainders(self, questions: Sequence[Question]) -> Sequence[np.ndarray | None]:
+        """Return the vectors of what is left of each passage, float32 (2, D); None without an encoder."""
+        if self._encoder is None:
+            return [None] * len(questions)
+        texts = [remainder for each in questions for remainder in each.question.rests]
+        remainders_QD = search_ready(self._encoder.encode_documents(texts), self._distance)
+        return [*remainders_QD.reshape(len(questions), 2, -1)]
+
+    def rankings(
+        self, text: str, query_D: np.ndarray | None, left_out: Question | None = None
+    ) -> tuple[Ranked | None, Ranked | None, WeightedTerms | None]:
+        """Return the rankings by vector and by words, without the document of a question, and the words."""
+        rows = _Rows(self._index, left_out)
+        dense = lexical = words = None
+        if query_D is not None:
+            numbers = range(len(self._index.segments))
+            dense = rows.best([(number, *_nearest(self._index, number, query_D[None])) for number in numbers])
+        if self._by_words is not None:
+            words = self._by_words.words(text)
+            lexical = rows.best(self._by_words.search(words))
+            lexical = Ranked(lexical.keys_H, lexical.scores_H / max(words.highest_score, _TINY))
+        return dense, lexical, words
+
+    def about(
+        self, each: Question, query_D: np.ndarray | None, remainders_KD: np.ndarray | None
+    ) -> QuestionSearch:
+        """Return what both searches have for a question about a passage."""
+        dense, lexical, words = self.rankings(each.question.text, query_D, each)
+        dense_scores = shares = (0.0, 0.0, 0.0)
+        equal_keys = _NO_KEYS
+        if query_D is not None and remainders_KD is not None and dense is not None:
+            passage_1D = self._vectors(each.segment, np.array([each.row]))
+            scores_R = self._scores(query_D, np.concatenate([remainders_KD, passage_1D]))
+            unit = SAME_SHARE * max(float(np.abs(dense.scores_H[:1]).max(initial=0.0)), _TINY)
+            dense = Ranked(dense.keys_H, _rounded(dense.scores_H, unit))
+            dense_scores = tuple(_rounded(scores_R, unit).tolist())
+            least = float(self._scores(passage_1D[0], remainders_KD).min())
+            equal_keys = self._near(passage_1D[0], least, [dense, lexical])
+        if self._by_words is not None and words is not None:
+            highest = max(words.highest_score, _TINY)
+            first, second = (self._by_words.score(words, text) / highest for text in each.question.rests)
+            shares = (first, second, second)
+        sentence, half, paraphrase = map(PassageScores, dense_scores, shares)
+        return QuestionSearch(dense, lexical, (sentence, half), paraphrase, equal_keys)
+
+    def _near(self, passage_D: np.ndarray, least: float, rankings: Sequence[Ranked | None]) -> np.ndarray:
+        """Return the keys of the first rows of some rankings whose score by the passage's vector is high enough."""
+        keys_H = np.unique(np.concatenate([each.keys_H[:COMPARED_ROWS] for each in rankings if each]))
+        numbers_H, rows_H = keys_H >> _ROW_BITS, keys_H & ((1 << _ROW_BITS) - 1)
+        near_H = np.zeros(len(keys_H), bool)
+        for number in np.unique(numbers_H).tolist():
+            if self._index.segments[number].has_vectors:
+                is_part = numbers_H == number
+                near_H[is_part] = self._scores(passage_D, self._vectors(number, rows_H[is_part])) >= least
+        return keys_H[near_H]
+
+    def _vectors(self, number: int, rows_R: np.ndarray) -> np.ndarray:
+        ready_RD: np.ndarray = search_ready(self._index.segments[number].vectors(rows_R), self._distance)
+        return ready_RD
+
+    def _scores(self, query_D: np.ndarray, rows_RD: np.ndarray) -> np.ndarray:
+        """Return the scores of vectors, float32 (R,)."""
+        if self._distance == "squared_l2":
+            squares_R: np.ndarray = np.square(query_D - rows_RD).sum(axis=1)
+            return -squares_R
+        scores_R: np.ndarray = rows_RD @ query_D
+        return scores_R
+
+
+def _rounded(scores: Any, unit: float) -> np.ndarray:
+    rounded: np.ndarray = np.round(np.asarray(scores, np.float64) / unit) * unit
+    return rounded
+
+
+def _nearest(index: OpenIndex, number: int, query_1D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    alive = index.alive[number]
+    rows_1K, scores_1K = index.segments[number].search(
+        query_1D, 2 * FUSED_ROWS, allowed=None if alive is None else alive.mask_N, ready=True
+    )
+    valid = rows_1K[0] >= 0
+    return rows_1K[0][valid], scores_1K[0][valid]
+
+
+class _Rows:
+    """The rows of an index without those of the document of a question."""
+
+    def __init__(self, index: OpenIndex, left_out: Question | None) -> None:
+        self._index = index
+        self._document = None
+        if left_out is not None:
+            [self._document] = self._documents(left_out.segment, np.array([left_out.row]))
+
+    def best(self, hits: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> Ranked:
+        """Return the best FUSED_ROWS of some rows; `hits` are per segment its number, rows and scores."""
+        keys, scores = [], []
+        for number, rows_M, scores_M in hits:
+            best = np.argsort(-scores_M, kind="stable")[: 2 * FUSED_ROWS]
+            if self._document is not None:
+                names = self._documents(number, rows_M[best])
+                best = best[np.array([name != self._document for name in names], bool)]
+            keys.append((np.int64(number) << _ROW_BITS) | rows_M[best].astype(np.int64))
+            scores.append(scores_M[best])
+        keys_H, scores_H = np.concatenate(keys), np.concatenate(scores)
+        order_H = np.argsort(-scores_H, kind="stable")[:FUSED_ROWS]
+        return Ranked(keys_H[order_H], scores_H[order_H].astype(np.float64))
+
+    def _documents(self, number: int, rows: np.ndarray) -> list[str]:
+        names: list[str] = self._index.segments[number].take(rows, ["document_id"]).column(0).to_pylist()
+        return names
+
+
+class _WordSearch:
+    """Lexical search over an open index, and the score that a text would have in it."""
+
+    def __init__(self, index: OpenIndex) -> None:
+        spec = index.spec.lexical
+        assert spec is not None
+        self._index, self._analyser = index, Analyser(spec)
+        self._postings = [segment.postings for segment in index.segments if segment.postings is not None]
+
+    def words(self, text: str) -> WeightedTerms:
+        """Return what a text is searched by."""
+        corpus = partial(corpus_statistics, self._postings, alive=self._index.alive)
+        [words] = weighted_terms([[QueryText(text, 1.0)]], self._analyser, corpus)
+        return words
+
+    def search(self, words: WeightedTerms) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Return per segment its number, the rows with any of the words, and their scores."""
+        masks = [None if alive is None else alive.mask_N for alive in self._index.alive]
+        return [
+            (number, *score_rows(postings, words.weights, words.average_length, mask))
+            for number, (postings, mask) in enumerate(zip(self._postings, masks, strict=True))
+        ]
+
+    def score(self, words: WeightedTerms, text: str) -> float:
+        """Return the score that a row with this text would have."""
+        counts, length = self._analyser.counts(text)
+        norm = K1 * (1 - B + B * length / words.average_length)
+        return sum(weight * counts[term] / (counts[term] + norm) for term, weight in words.weights.items())
+
+
+def fused(
+    search: QuestionSearch, passage: PassageScores | None, scales: FusionScales, weights_A: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of both rankings as keys, int64 (H,), and their fused scores with each weight, float64 (A, H).
+
+    Args:
+        search: a question's, in an index with both searches.
+        passage: what a text scores that is in the index, too, as the row PASSAGE; None: there is none.
+        scales: of the index.
+        weights_A: of the dense ranking.
+
+    """
+    assert search.dense is not None
+    assert search.lexical is not None
+    dense, lexical = search.dense, search.lexical
+    if passage is not None:
+        dense, lexical = with_passage(dense, passage.dense), _with_words(lexical, passage.lexical)
+    keys_H, positions = np.unique(np.concatenate([dense.keys_H, lexical.keys_H]), return_inverse=True)
+    gains_2H = np.zeros((2, len(keys_H)))
+    dense_gains = Scale(scales.dense_zero, scales.dense_one).values(dense.scores_H)
+    gains_2H[0] = min(dense_gains, default=0.0)
+    gains_2H[0, positions[: len(dense.keys_H)]] = dense_gains
+    gains_2H[1, positions[len(dense.keys_H) :]] = Scale(0.0, scales.lexical_one).values(lexical.scores_H)
+    return keys_H, weights_A[:, None] * gains_2H[0] + (1 - weights_A[:, None]) * gains_2H[1]
+
+
+def with_passage(ranked: Ranked, score: float) -> Ranked:
+    """Return a ranking with the row PASSAGE, if that is good enough for it; it is the last one of equal rows."""
+    position = int(np.searchsorted(-ranked.scores_H, -score, side="right"))
+    if position >= FUSED_ROWS:
+        return ranked
+    return Ranked(
+        np.insert(ranked.keys_H, position, PASSAGE)[:FUSED_ROWS],
+        np.insert(ranked.scores_H, position, score)[:FUSED_ROWS],
+    )
+
+
+def _with_words(ranked: Ranked, share: float) -> Ranked:
+    return with_passage(ranked, share) if share > 0 else ranked

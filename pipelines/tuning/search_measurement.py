@@ -1,0 +1,147 @@
+"""What a build measures about searches by text before it commits a version: defaults of hybrid search, and relevance.
+
+Small updates keep what was measured; a version with far more or fewer rows, another encoder or another analyser is
+measured again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scannery.embed.errors import EmbedError
+from scannery.indexer.manifest import FusionWeight, Manifest, Relevance, SegmentEntry
+from scannery.indexer.reader import OpenIndex, open_manifest
+from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.store.object_store import Store
+from scannery.pipelines.tuning.foreign_questions import foreign_questions
+from scannery.pipelines.tuning.fusion_weight import fusion_weight
+from scannery.pipelines.tuning.passage_searches import (
+    ROWS_PER_QUESTION,
+    foreign_searches,
+    passage_searches,
+    questions_about,
+)
+from scannery.pipelines.tuning.relevance_curves import relevance_curves
+from scannery.pipelines.tuning.tuning_queries import EncoderSource
+
+__all__ = ["with_measured_search"]
+
+LEAST_QUESTIONS = 40
+"""Fewer tell too little; both rankings then count the same, and scores have no meaning."""
+MOST_BYTES = 2 << 30
+"""Bytes of a version that are searched. Of larger versions only the first segments up to this size are: documents are
+distributed by hash.
+"""
+GROWTH = 1.5
+"""A version with more than this times the rows of the measured one, or fewer than 1 / GROWTH of them, is measured."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Measured(NamedTuple):
+    fusion: FusionWeight | None
+    relevance: Relevance | None
+
+
+def with_measured_search(
+    manifest: Manifest, parent: Manifest | None, store: Store, encoder: EncoderSource | None
+) -> Manifest:
+    """Return the manifest with what was measured: that of the parent where it still holds.
+
+    Args:
+        manifest: of the version to commit; its segments are in the store.
+        parent: the version before it.
+        store: of the index.
+        encoder: that of the index; None if it has none.
+
+    Raises:
+        CorruptError, NotFoundError: a segment cannot be opened, so the version could not be served.
+
+    """
+    spec, previous = manifest.spec, _Measured(None, None)
+    if parent is not None:
+        previous = _Measured(
+            parent.fusion if _has_default_weight(spec) and _still_holds(parent.fusion, manifest) else None,
+            parent.relevance if _still_holds(parent.relevance, manifest) else None,
+        )
+    measured = previous
+    if _is_missing(previous, spec) and (encoder is not None) == (spec.encoder is not None):
+        new = _measured(manifest, store, encoder)
+        measured = _Measured(new.fusion or previous.fusion, new.relevance or previous.relevance)
+    return manifest.model_copy(update=measured._asdict())
+
+
+def _has_default_weight(spec: IndexSpec) -> bool:
+    hybrid = spec.lexical is not None and spec.encoder is not None
+    return hybrid and spec.search.alpha is None and spec.search.mode in (None, "hybrid")
+
+
+def _is_missing(measured: _Measured, spec: IndexSpec) -> bool:
+    """Return whether something is left to measure; weights of earlier releases have no scales."""
+    if spec.lexical is None and spec.encoder is None:
+        return False
+    weight = measured.fusion
+    return measured.relevance is None or (
+        _has_default_weight(spec) and (weight is None or weight.scales is None)
+    )
+
+
+def _still_holds(previous: FusionWeight | Relevance | None, manifest: Manifest) -> bool:
+    if previous is None or _identity(manifest) != (previous.encoder, previous.lexical_rules):
+        return False
+    return previous.rows / GROWTH <= manifest.rows <= previous.rows * GROWTH
+
+
+def _identity(manifest: Manifest) -> tuple[str | None, dict[str, Any]]:
+    """Return what a measurement depends on besides the rows: the encoder's digest and the rules of the analyser."""
+    lexical = manifest.spec.lexical
+    return (manifest.encoder or {}).get("digest"), lexical.rules if lexical else {}
+
+
+def _measured(manifest: Manifest, store: Store, encoder: EncoderSource | None) -> _Measured:
+    searched = _first_segments(manifest.segments)
+    rows = sum(entry.live_rows for entry in searched if entry.vectors or encoder is None)
+    if rows < LEAST_QUESTIONS * ROWS_PER_QUESTION:
+        return _Measured(None, None)
+    try:
+        index = open_manifest(store, manifest.model_copy(update={"segments": searched}))
+        fusion, relevance = _of_index(index, encoder)
+    except (OSError, EmbedError) as error:
+        # There is no space for the cache, or a compaction runs where the model is not: no fault of the version.
+        _LOG.warning("the defaults of searches by text were not measured: %s", error)
+        return _Measured(None, None)
+    digest, rules = _identity(manifest)
+    update = {"rows": manifest.rows, "encoder": digest, "lexical_rules": rules}
+    return _Measured(
+        None if fusion is None else fusion.model_copy(update=update),
+        None if relevance is None else relevance.model_copy(update=update),
+    )
+
+
+def _first_segments(entries: Sequence[SegmentEntry]) -> tuple[SegmentEntry, ...]:
+    sizes = np.cumsum([entry.size_bytes for entry in entries])
+    return tuple(entries[: int(np.searchsorted(sizes, MOST_BYTES, side="right"))])
+
+
+def _of_index(index: OpenIndex, encoder: EncoderSource | None) -> _Measured:
+    """Return what is measured about an open index: nothing, if too few questions can be made of its passages."""
+    spec = index.spec
+    if spec.lexical is not None and any(segment.postings is None for segment in index.segments):
+        return _Measured(None, None)
+    questions = questions_about(index)
+    if len(questions) < LEAST_QUESTIONS:
+        return _Measured(None, None)
+    about = passage_searches(index, questions, encoder)
+    fusion = fusion_weight(about) if _has_default_weight(spec) else None
+    texts = foreign_questions(spec.lexical.language if spec.lexical is not None else "english")
+    curves = relevance_curves(about, foreign_searches(index, texts, encoder), fusion)
+    if not curves:
+        return _Measured(fusion, None)
+    relevance = Relevance(
+        curves=curves, questions=len(questions), foreign_questions=len(texts), rows=index.manifest.rows
+    )
+    return _Measured(fusion, relevance)
