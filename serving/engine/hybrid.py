@@ -32,7 +32,7 @@ from scannery.indexer import WeightedTerms
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, ScaleOf, dense_scale, lexical_scale
 from scannery.serving.engine.lexical import Words
 from scannery.serving.engine.top_k import EMPTY, Ranking, Rows, by_score_and_id
-from scannery.serving.request.options import Fusion
+from scannery.serving.request.modes import Fusion
 
 __all__ = [
     "RANK_CONSTANT",

@@ -42,7 +42,8 @@ from scannery.serving.engine.row_source import LocalRows, RowSource
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking, crowd
 from scannery.serving.request.filter import Node
-from scannery.serving.request.options import WIRE_METHODS, WIRE_MODES, Mode, Options, Rerank
+from scannery.serving.request.modes import WIRE_METHODS, WIRE_MODES, Mode
+from scannery.serving.request.options import Options, Rerank
 from scannery.serving.request.query import ByText, ByVector, Query, Vectors, WithSparse, WithWords
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.snapshot.snapshot import Snapshot

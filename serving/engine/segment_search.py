@@ -23,7 +23,8 @@ from scannery.indexer.planning.planner import EXACT_ABOVE_SHARE
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.request.filter import Node
-from scannery.serving.request.options import WIRE_MODES, CostClass, Options
+from scannery.serving.request.modes import WIRE_MODES
+from scannery.serving.request.options import CostClass, Options
 from scannery.serving.request.query import Query
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry import tracing

@@ -9,15 +9,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Literal, TypeAlias
 
 from scannery.indexer import NO_EXPANSION, Expansion, IndexSpec, Manifest, SearchSettings
-from scannery.indexer.manifest import FusionScales
 from scannery.indexer.tuning.settings_choice import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.recall.controller import raised_target
 from scannery.serving.request.filter import is_too_long, unknown_name
+from scannery.serving.request.modes import (
+    DEFAULT_FUSION,
+    Fusion,
+    Mode,
+    parse_fusion,
+    parse_mode,
+    text_mode_of,
+)
 from scannery.serving.request.query import (
     NO_CHOICE,
     ByText,
@@ -33,15 +39,10 @@ from scannery.serving.request.query import (
 from scannery.v1 import search_pb2 as pb
 
 __all__ = [
-    "WIRE_METHODS",
-    "WIRE_MODES",
     "CostClass",
     "Fields",
-    "Fusion",
-    "FusionMethod",
     "Highlight",
     "Knobs",
-    "Mode",
     "Options",
     "Rerank",
     "check_group_by",
@@ -101,10 +102,6 @@ def parse_knobs(message: pb.SearchOptions, hits: int) -> Knobs:
     return Knobs(leaves=leaves, rescore=rescore)
 
 
-Mode: TypeAlias = Literal["dense", "lexical", "hybrid"]
-FusionMethod: TypeAlias = Literal["weighted_score", "reciprocal_rank"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
     """Fields of a datapoint that a response includes, besides `id` and `document_id`."""
@@ -120,22 +117,6 @@ class Fields:
     """Whether it includes dynamic attributes."""
     dynamic_names: tuple[str, ...] = ()
     """Those that it includes; none: all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fusion:
-    """How rankings are combined: by several vectors, and by vectors and words in a hybrid search."""
-
-    method: FusionMethod = "weighted_score"
-    alpha: float = 0.5
-    """Weight of the dense ranking in a hybrid search, 0 to 1."""
-    scales: FusionScales | None = None
-    """Scales of `weighted_score` that the index has; None: each query has scales of its own."""
-
-    @property
-    def scales_queries(self) -> bool:
-        """Whether scores have the scales of their query."""
-        return self.method == "weighted_score" and self.scales is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +169,7 @@ class Options:
     inner_product: bool = False
     """Whether vectors that are kept for cosine are compared as they were written."""
     mode: Mode = "dense"
-    fusion: Fusion = Fusion()
+    fusion: Fusion = DEFAULT_FUSION
     expansion: Expansion = NO_EXPANSION
     """Which words of texts stand for others, too."""
     rerank: Rerank | None = None
@@ -284,7 +265,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     k = message.k if message.HasField("k") else limits.DEFAULT_K
     max_per_group, group_by = _crowding(message, spec)
     vectors = parse_vectors(message.vectors, manifest)
-    mode = _mode(message, spec, vectors)
+    mode = parse_mode(message, spec, vectors)
     if mode in ("dense", "hybrid"):
         check_has_vectors(manifest, "mode")
     if mode == "lexical" and vectors.named:
@@ -303,7 +284,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         vectors=vectors,
         inner_product=_inner_product(message, mode, vectors),
         mode=mode or ("dense" if vectors else "lexical"),
-        fusion=_fusion(message, mode, manifest, vectors),
+        fusion=parse_fusion(message, mode, manifest, vectors),
         expansion=Expansion(
             typos=message.typos if message.HasField("typos") else spec.search.typos, prefix=message.prefix
         ),
@@ -313,7 +294,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     if mode is not None:
         return options
     by_mode: dict[Mode, Options] = {mode: replace(options, mode=mode) for mode in ("lexical", "hybrid")}
-    text_mode = _text_mode(message, spec, vectors, has_words=has_words) if vectors else "lexical"
+    text_mode = text_mode_of(message, spec, vectors, has_words=has_words) if vectors else "lexical"
     return replace(options, text_mode=text_mode, by_mode=by_mode)
 
 
@@ -385,63 +366,6 @@ def _highlight(message: pb.SearchOptions, hits: int, index: str, vectors: Chosen
     return Highlight(by_encoder=by_encoder if encoded is not None else False, vectors=encoded)
 
 
-def _mode(message: pb.SearchOptions, spec: IndexSpec, vectors: ChosenVectors) -> Mode | None:
-    """Return the mode of all queries; None: it depends on each query."""
-    if message.mode == pb.MODE_UNSPECIFIED:
-        if not message.HasField("fusion"):
-            return None
-        # Without words, it can only be meant for several vectors.
-        no_words = spec.lexical is None and spec.source.sparse_vector is None
-        return "dense" if no_words and len(vectors) > 1 and not message.fusion.HasField("alpha") else "hybrid"
-    mode = _MODES.get(message.mode)
-    if mode is None:
-        raise InvalidRequestError.at("mode", f"unknown mode {message.mode}")
-    return mode
-
-
-def _text_mode(
-    message: pb.SearchOptions, spec: IndexSpec, vectors: ChosenVectors, *, has_words: bool
-) -> Mode:
-    """Return the mode of queries by text where the request names none; not lexical if it names vectors."""
-    if spec.search.mode is not None and not (vectors.named and spec.search.mode == "lexical"):
-        return spec.search.mode
-    if spec.lexical is None or not has_words:
-        return "dense"
-    if not vectors.has_encoder and not vectors.named:
-        return "lexical"
-    # A fused score tells how good a hit is beside the best one of the same query: no threshold fits all queries.
-    return "dense" if message.HasField("min_score") else "hybrid"
-
-
-def _fusion(
-    message: pb.SearchOptions, mode: Mode | None, manifest: Manifest, vectors: ChosenVectors
-) -> Fusion:
-    settings = message.fusion
-    if message.HasField("fusion") and mode != "hybrid":
-        if mode == "lexical" or len(vectors) < 2:
-            raise InvalidRequestError.at("fusion", f"is for hybrid search, the mode is {mode}")
-        if settings.HasField("alpha"):
-            raise InvalidRequestError.at("fusion.alpha", f"is for hybrid search, the mode is {mode}")
-    if settings.method != pb.FUSION_METHOD_UNSPECIFIED and settings.method not in _METHODS:
-        raise InvalidRequestError.at("fusion", f"unknown method {settings.method}")
-    method = _METHODS.get(settings.method, manifest.spec.search.fusion)
-    alpha = settings.alpha if settings.HasField("alpha") else _default_alpha(method, manifest)
-    if not 0 <= alpha <= 1:
-        raise InvalidRequestError.at("alpha", f"must be 0 to 1, got {alpha:g}")
-    is_measured = method == "weighted_score" and mode != "dense" and not vectors.names
-    scales = manifest.fusion.scales if manifest.fusion is not None and is_measured else None
-    return Fusion(method=method, alpha=alpha, scales=scales)
-
-
-def _default_alpha(method: FusionMethod, manifest: Manifest) -> float:
-    """Return the weight in the spec, else the measured one, which is that of `weighted_score` only."""
-    if manifest.spec.search.alpha is not None:
-        return manifest.spec.search.alpha
-    if manifest.fusion is not None and method == "weighted_score":
-        return manifest.fusion.alpha
-    return 0.5
-
-
 def _inner_product(message: pb.SearchOptions, mode: Mode | None, vectors: ChosenVectors) -> bool:
     if not message.inner_product:
         return False
@@ -451,19 +375,6 @@ def _inner_product(message: pb.SearchOptions, mode: Mode | None, vectors: Chosen
             "inner_product", "is for mode dense and one vector whose distance is cosine"
         )
     return True
-
-
-WIRE_MODES: dict[Mode, pb.Mode.ValueType] = {
-    "dense": pb.MODE_DENSE,
-    "lexical": pb.MODE_LEXICAL,
-    "hybrid": pb.MODE_HYBRID,
-}
-WIRE_METHODS: dict[FusionMethod, pb.FusionMethod.ValueType] = {
-    "reciprocal_rank": pb.FUSION_METHOD_RECIPROCAL_RANK,
-    "weighted_score": pb.FUSION_METHOD_WEIGHTED_SCORE,
-}
-_MODES: dict[int, Mode] = {number: mode for mode, number in WIRE_MODES.items()}
-_METHODS: dict[int, FusionMethod] = {number: method for method, number in WIRE_METHODS.items()}
 
 
 def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, str]:

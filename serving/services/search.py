@@ -27,7 +27,8 @@ from scannery.serving.engine.search import PreparedQuery, answers_of, explanatio
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch, QueryPaths
 from scannery.serving.engine.wire_fields import framed
 from scannery.serving.request.filter import Node, parse_filter
-from scannery.serving.request.options import WIRE_MODES, CostClass, Options, parse_fields
+from scannery.serving.request.modes import WIRE_MODES
+from scannery.serving.request.options import CostClass, Options, parse_fields
 from scannery.serving.request.phrases import (
     each_with_phrases,
     may_have_phrases,

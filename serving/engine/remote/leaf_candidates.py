@@ -31,7 +31,7 @@ from scannery.serving.engine.lexical import Words, query_words
 from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import EMPTY, Ranking, merge
-from scannery.serving.request.options import WIRE_MODES
+from scannery.serving.request.modes import WIRE_MODES
 from scannery.serving.request.query import WithSparse, check_has_vectors
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.leaf_pb2 import At
