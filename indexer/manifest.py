@@ -292,8 +292,9 @@ class RelevanceCurve(_Record):
 
     def probabilities(self, scores_H: np.ndarray) -> np.ndarray:
         """Return the probability of each score, float32 (H,)."""
+        # The same function as in the description, in a form that cannot overflow.
         odds_H = self.intercept + self.slope * scores_H.astype(np.float64)
-        return (1 / (1 + np.exp(-np.clip(odds_H, -50, 50)))).astype(np.float32)
+        return (0.5 + 0.5 * np.tanh(0.5 * odds_H)).astype(np.float32)
 
 
 class Relevance(_Record):
@@ -365,8 +366,9 @@ class Manifest(_Record):
     and merges keep it. 0: a version of an earlier release did."""
     recall: Recall | None = None
     fusion: FusionWeight | None = None
-    relevance: Relevance | None = None
     """Default weights of hybrid search; None: not measured, both rankings count the same."""
+    relevance: Relevance | None = None
+    """Curves of the relevance of hits; None: not measured."""
     statistics: dict[str, Any] = {}
     """Counts and measurements of the build."""
 

@@ -25,9 +25,11 @@ from scannery.indexer import (
     expected_recall,
     latest_version,
     parse_spec,
+    read_manifest,
     shard_of,
     store_segment,
 )
+from scannery.indexer.manifest import FusionScales, FusionWeight, Relevance, RelevanceCurve
 from scannery.serving import Server, ServerConfig
 from tests.data import clustered, datapoints
 
@@ -131,6 +133,28 @@ def publish_version(
             recall=expected_recall(entries, spec.target_recall),
         ),
     )
+
+
+FUSION = FusionWeight(
+    alpha=0.625, questions=100, rows=ROWS, dense=0.4, lexical=0.5, hybrid=0.6,
+    scales=FusionScales(dense_zero=-0.25, dense_one=0.75, lexical_one=0.5),
+)  # fmt: skip
+_MEASURED: dict[str, Any] = {"slope": 4.0, "error": 0.01, "separation": 0.9}
+RELEVANCE = Relevance(
+    curves={
+        "dense": RelevanceCurve(intercept=-1.0, **_MEASURED),
+        "lexical": RelevanceCurve(intercept=-2.0, **_MEASURED),
+        "hybrid": RelevanceCurve(intercept=-3.0, **_MEASURED),
+    },
+    questions=100, foreign_questions=100, rows=ROWS,
+)  # fmt: skip
+
+
+def commit_relevance(store: Store, index: str) -> Manifest:
+    """Commit the version of an index again, with the scales of fused scores and the curves of relevance."""
+    manifest = read_manifest(store, index)
+    measured = {"parent": manifest.version, "fusion": FUSION, "relevance": RELEVANCE}
+    return commit(store, manifest.model_copy(update=measured))
 
 
 def make_library_store(folder: Path, *, shards: int = 3) -> Path:

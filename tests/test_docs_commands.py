@@ -36,6 +36,8 @@ NOT_RUN = {
     ("README.md", "make wheel"): "tests/test_layout.py builds the wheel; pip would change this environment",
     ("docs/quickstart.md", "scannery demo"): "tests/cli/test_demo.py runs it",
     ("docs/searching.md", "rerank=50"): "no cross-encoder is installed; tests/serving/engine has one",
+    ("docs/searching.md", "min_relevance=0.5"): "the index has few passages; tests/serving/engine has the curves",
+    ("docs/searching.md", "--min-relevance 0.5"): "likewise; tests/cli/test_commands.py runs it",
     ("docs/searching.md", "Sparse({"): "needs vectors of a model for sparse retrieval",
     ("docs/import-export.md", "gs://bucket/export"): "needs a bucket; tests/cli/test_export.py exports to folders",
     ("docs/import-export.md", "./qdrant"): "needs other databases; tests/bridges/importers/test_import.py has them",

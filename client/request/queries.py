@@ -148,6 +148,9 @@ class SearchOptions(TypedDict, total=False):
     """Number of the best hits to skip."""
     min_score: float | None
     """Return only hits with at least this score."""
+    min_relevance: float | None
+    """Return only hits with at least this probability of answering the question, 0 to 1 (`hit.relevance`); an error
+    where hits have none. `hits.nothing_relevant` tells that no hit is left."""
     exact: bool
     """Compare with every allowed datapoint: slow, recall 1."""
     target_recall: float | None
@@ -299,6 +302,7 @@ def build_options(
     group_by: str | None = None,
     offset: int = 0,
     min_score: float | None = None,
+    min_relevance: float | None = None,
     exact: bool = False,
     target_recall: float | None = None,
     leaves: int | None = None,
@@ -333,7 +337,10 @@ def build_options(
         k=_integer(k, "k"),
         mode=pb.MODE_UNSPECIFIED if mode is None else _MODES[mode],
         offset=_integer(offset, "offset"),
+        min_score=_optional_number(min_score, "min_score"),
+        min_relevance=_optional_number(min_relevance, "min_relevance"),
         exact=bool(exact),
+        target_recall=_optional_number(target_recall, "target_recall"),
         return_vector=bool(return_vectors),
         explain=bool(explain),
         min_sequence=_sequence(min_sequence),
@@ -348,10 +355,6 @@ def build_options(
     if max_per_group is not None:
         options.crowding.max_per_group = _integer(max_per_group, "max_per_group")
         options.crowding.group_by = group_by or ""
-    if min_score is not None:
-        options.min_score = _number(min_score, "min_score")
-    if target_recall is not None:
-        options.target_recall = _number(target_recall, "target_recall")
     if leaves is not None:
         options.knobs.leaves = _integer(leaves, "leaves")
     if rescore is not None:
@@ -460,6 +463,10 @@ def _number(value: object, path: str) -> float:
     if not math.isfinite(value):
         raise _invalid(path, f"must be finite, got {value!r}")
     return float(value)
+
+
+def _optional_number(value: object, path: str) -> float | None:
+    return None if value is None else _number(value, path)
 
 
 def _invalid(path: str, what: str) -> InvalidArgumentError:

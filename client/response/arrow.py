@@ -33,6 +33,7 @@ _FIELDS: dict[str, pa.DataType] = {
     "dense_score": pa.float32(),
     "lexical_score": pa.float32(),
     "rerank_score": pa.float32(),
+    "relevance": pa.float32(),
 }
 
 _SNIPPET: dict[str, pa.DataType] = {
@@ -43,7 +44,7 @@ _SNIPPET: dict[str, pa.DataType] = {
 }
 
 
-_OF_HITS = {"score", "dense_score", "lexical_score", "rerank_score"}
+_OF_HITS = {"score", "dense_score", "lexical_score", "rerank_score", "relevance"}
 
 
 def hits_table(hits: Sequence[Hit]) -> pa.Table:

@@ -172,6 +172,10 @@ class Hit(Datapoint):
     """Hybrid: the BM25 score, if the lexical side found it."""
     rerank_score: float | None = None
     """The cross-encoder's score, if it looked at this hit; hits with one come first, by it."""
+    relevance: float | None = None
+    """The probability that the hit answers the question, 0 to 1, where the build of the index has measured what scores
+    mean. None of named vectors and sparse ones, `Like`, and hybrid search with an `alpha` of one's own or by
+    `reciprocal_rank`."""
     group: AttributeValue | None = None
     """What `max_per_group` grouped by."""
     snippet: Snippet | None = None
@@ -266,6 +270,8 @@ class Hits(list[Hit]):
     """If asked for with `explain`."""
     coverage: Coverage | None = None
     """What was searched, if asked for with `allow_partial` and answered by a cluster."""
+    nothing_relevant: bool = False
+    """Whether no hit has the `min_relevance` of the search; False of a page with an `offset`."""
 
     def to_arrow(self) -> pa.Table:
         """Return the hits as an Arrow table: a column for each field, and one for each attribute by its name.
@@ -424,6 +430,8 @@ def undecoded(
     """Return the hits of a message, which are made when one of them is looked at, with the snapshot and the mode."""
     hits = UndecodedHits()
     hits._message, hits.version, hits.sequence, hits.mode = message, version, sequence, mode
+    if message.nothing_relevant:
+        hits.nothing_relevant = True
     return hits
 
 

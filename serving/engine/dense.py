@@ -341,7 +341,7 @@ class Candidates:
         ]
 
     def _word_scale(self, query: int) -> ScaleOf:
-        return word_scale(self._options.fusion, self.words.of(query), self._best_word_score(query))
+        return word_scale(self._options.fusion, self.words_of(query), self._best_word_score(query))
 
     def _best_word_score(self, query: int) -> float:
         """Return the best score by words without the filter, which is measured once; minus infinity: not needed."""
@@ -351,6 +351,10 @@ class Candidates:
             self._batch.deadline.check()
             self._best_words[query] = self.words.best_score(query)
         return self._best_words[query]
+
+    def words_of(self, query: int) -> Words:
+        """As `RankedCandidates.words_of`."""
+        return self.words.of(query)
 
     def by_words(self, queries: np.ndarray, depth: int) -> list[Ranking]:
         """Return the best `depth` rows of queries by words; the arguments are those of `best`."""

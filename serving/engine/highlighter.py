@@ -431,9 +431,7 @@ def with_snippets(serialized: WrittenHits, snippets: Sequence[Sequence[bytes]]) 
         joined(_hits(data, each)) if any(each) else data
         for data, each in zip(serialized.lists(), snippets, strict=True)
     ]
-    # A copy that can be written, since the kernels for other arrays are compiled separately.
-    data_B = np.frombuffer(joined(lists), np.uint8).copy()
-    return WrittenHits(data_B, np.cumsum([0, *map(len, lists)], dtype=np.int64))
+    return WrittenHits.of(lists)
 
 
 def _hits(data: bytes, snippets: Sequence[bytes]) -> list[bytes]:

@@ -77,6 +77,13 @@ class WrittenHits:
     bounds_L: np.ndarray | None
     """Where those of each query start, and where the last ones end, int64; None: there is one query."""
 
+    @classmethod
+    def of(cls, lists: Sequence[bytes]) -> WrittenHits:
+        """Return the hits of some queries, each serialised."""
+        # A copy that can be written, since the kernels for other arrays are compiled separately.
+        data_B = np.frombuffer(joined(lists), np.uint8).copy()
+        return cls(data_B, np.cumsum([0, *map(len, lists)], dtype=np.int64))
+
     def whole(self, *trailer: bytes) -> bytes:
         """Return the hits of all queries, and `trailer` behind them."""
         return joined((self.data_B.data, *trailer))
@@ -143,11 +150,19 @@ class Hydrator:
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
         return WrittenHits(data_B, _bounds(data_B, starts_H, ends_Q))
 
-    def block(self, number: int, rows_QK: np.ndarray, scores_QK: np.ndarray) -> WrittenHits:
-        """Return the hits of each query: K rows of one segment, int64 and float32 (Q, K). Cheaper than rankings."""
+    def block(
+        self, number: int, rows_QK: np.ndarray, scores_QK: np.ndarray, relevance_QK: np.ndarray | None = None
+    ) -> WrittenHits:
+        """Return the hits of each query: K rows of one segment, int64, and scores, float32 (Q, K).
+
+        Cheaper than rankings. `relevance_QK` is float32, too; None leaves it out.
+        """
         queries, k = rows_QK.shape
         rows_H = rows_QK.reshape(-1)
-        data_B, starts_H = self._put_one(number, rows_H, scores_QK.reshape(1, -1), self._score_head)
+        scores_SH = scores_QK.reshape(1, -1)
+        if relevance_QK is not None:
+            scores_SH = np.concatenate((scores_SH, relevance_QK.reshape(1, -1)))
+        data_B, starts_H = self._put_one(number, rows_H, scores_SH, self._score_head)
         if (self._names or self._sparse) and len(starts_H):
             numbers_H = np.full(rows_QK.size, number, np.int64)
             data_B, starts_H = self._with_named(data_B, starts_H, numbers_H, rows_H, None)
@@ -358,12 +373,15 @@ def _bounds(data_B: np.ndarray, starts_H: np.ndarray, ends_Q: np.ndarray) -> np.
 
 
 def _scores(whole: Ranking) -> np.ndarray:
-    """Return `score` and, if there are any, the other scores of each hit: float32 (S, H)."""
-    optional = (whole.dense, whole.lexical, whole.rerank)
-    if whole.dense is None and whole.lexical is None and whole.rerank is None:
-        return np.ascontiguousarray(whole.scores[None])
-    none_H = np.full(len(whole), np.nan, np.float32)
-    return np.stack([whole.scores, *(none_H if scores is None else scores for scores in optional)])
+    """Return `score` and, if there are any, the other scores and the relevance of each hit: float32 (S, H)."""
+    kinds = [whole.scores]
+    if whole.dense is not None or whole.lexical is not None or whole.rerank is not None:
+        none_H = np.full(len(whole), np.nan, np.float32)
+        optional = (whole.dense, whole.lexical, whole.rerank)
+        kinds += [none_H if scores is None else scores for scores in optional]
+    if whole.relevance is not None:
+        kinds.append(whole.relevance)
+    return np.stack(kinds) if len(kinds) > 1 else np.ascontiguousarray(whole.scores[None])
 
 
 def _columns(fields: Fields) -> list[str]:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from scannery.indexer import CorpusStatistics, Segment, corpus_statistics
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hydrator import WrittenHits
+from scannery.serving.engine.lexical import Words
 from scannery.serving.engine.query_vectors import Lookup
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking, Rows
@@ -45,6 +46,9 @@ class RankedCandidates(Protocol):
             depth: rows for each.
 
         """
+
+    def words_of(self, query: int) -> Words:
+        """Return what a query, by its number, is searched by in modes lexical and hybrid."""
 
 
 class RowSource(ABC):

@@ -7,7 +7,8 @@ The life of a batch of queries with equal options:
    the version has deleted, a mask of allowed rows per segment (cached).
 3. Each segment is searched for its best m rows, by the cheapest plan for the rows allowed (indexer/planning).
 4. The segments' rankings are merged, by score and then by id.
-5. The datapoint itself (query by id), hits below `min_score`, and hits beyond `max_per_group` are dropped.
+5. Hits get their relevance (relevance.py). The datapoint itself (query by id), hits below `min_score` or
+   `min_relevance`, and hits beyond `max_per_group` are dropped.
 6. Queries that have too few hits left, though there are more rows, go back to 3 with a larger m.
 7. If wanted, a cross-encoder reorders the first hits (search.py).
 8. The hits are written in the wire format (hydrator.py).
@@ -38,7 +39,8 @@ from scannery.runtime.retry import Deadline
 from scannery.serving.engine.highlighter import Highlighter, with_snippets
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import named_rows
-from scannery.serving.engine.row_source import LocalRows, RowSource
+from scannery.serving.engine.relevance import HitRelevance
+from scannery.serving.engine.row_source import LocalRows, RankedCandidates, RowSource
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking, crowd
 from scannery.serving.request.filter import Node
@@ -281,10 +283,19 @@ def search(
         rankings = _rank(prepared, batch, rows)
     with batch.stats.stage("hydrate"):
         serialized = rows.hits(prepared, rankings)
-    if highlighter is None:
+    if highlighter is not None:
+        with batch.stats.stage("highlight"):
+            serialized = with_snippets(serialized, highlighter.snippets(rankings))
+    if prepared.options.min_relevance is None or prepared.options.offset or all(map(len, rankings)):
         return serialized
-    with batch.stats.stage("highlight"):
-        return with_snippets(serialized, highlighter.snippets(rankings))
+    return _with_nothing_relevant(serialized, rankings)
+
+
+def _with_nothing_relevant(serialized: WrittenHits, rankings: Sequence[Ranking]) -> WrittenHits:
+    """Return the same hits; in the place of those of a query without any the field `nothing_relevant`."""
+    nothing = SearchResponse(nothing_relevant=True).SerializeToString()
+    pairs = zip(serialized.lists(), rankings, strict=True)
+    return WrittenHits.of([data if len(ranking) else nothing for data, ranking in pairs])
 
 
 def _search_one_segment(
@@ -311,7 +322,9 @@ def _search_one_segment(
     deadline.check()
     if offset:
         rows_QK, scores_QK = rows_QK[:, offset:], scores_QK[:, offset:]
-    return prepared.hydrator.block(number, rows_QK, scores_QK)
+    curve = prepared.options.curve
+    relevance_QK = None if curve is None else curve.probabilities(scores_QK)
+    return prepared.hydrator.block(number, rows_QK, scores_QK, relevance_QK)
 
 
 def _rank_apart(
@@ -344,9 +357,10 @@ def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[
     options = prepared.options
     if options.rerank is not None:
         return _reranked(prepared, options.rerank, batch, rows)
+    relevance = HitRelevance(options, batch)
     candidates = rows.candidates(prepared, batch)
     named = named_rows(rows.lookup, batch.queries, batch.paths)
-    finish = _Finish(rows, options, named)
+    finish = _Finish(rows, options, named, relevance, candidates)
     depth = options.offset + options.k + max(map(len, named), default=0)
     results: list[Ranking | None] = [None] * len(named)
     while None in results:
@@ -392,17 +406,30 @@ def _text(query: Query, path: str) -> str:
 class _Finish:
     """From the candidates of a query to its hits, or to the finding that there are too few candidates."""
 
-    def __init__(self, rows: RowSource, options: Options, named: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def __init__(
+        self,
+        rows: RowSource,
+        options: Options,
+        named: Sequence[Sequence[tuple[int, int]]],
+        relevance: HitRelevance,
+        candidates: RankedCandidates,
+    ) -> None:
         self._rows, self._options, self._named = rows, options, named
+        self._relevance, self._candidates = relevance, candidates
 
     def __call__(self, query: int, ranking: Ranking, *, complete: bool) -> Ranking | None:
         """Return the hits; None if more candidates are needed. `complete`: there are no more."""
         options, named = self._options, self._named[query]
         if options.drops_nothing and not named:
-            return ranking.within(options.offset, options.k)
-        # Further candidates would all be below min_score, and change nothing.
-        complete = complete or bool(len(ranking) and ranking.scores[-1] < options.min_score)
-        kept = ranking.at(ranking.scores >= options.min_score)
+            hits = ranking.within(options.offset, options.k)
+            return self._relevance.added(query, hits, self._candidates)
+        ranking = self._relevance.added(query, ranking, self._candidates)
+        passes_H = ranking.scores >= options.min_score
+        if options.min_relevance is not None and ranking.relevance is not None:
+            passes_H &= ranking.relevance >= options.min_relevance
+        # Further candidates would all be below min_score or min_relevance, too, and change nothing.
+        complete = complete or bool(len(ranking) and not passes_H[-1])
+        kept = ranking.at(passes_H)
         for number, row in named:
             kept = kept.at((kept.segments != number) | (kept.rows != row))
         if options.max_per_group is not None:

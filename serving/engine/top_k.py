@@ -45,8 +45,10 @@ class Ranking:
     """The cross-encoder's score, NaN for rows that it did not score."""
     by_vector: np.ndarray | None = None
     """Named vectors: the score by each, float32 (H, S), NaN where a row does not have it, or was not scored by it."""
+    relevance: np.ndarray | None = None
+    """The probability that a hit answers the question, float32 (H,); None: the hits of the query have none."""
 
-    PARTS: ClassVar = ("segments", "rows", "scores", "dense", "lexical", "rerank", "by_vector")
+    PARTS: ClassVar = ("segments", "rows", "scores", "dense", "lexical", "rerank", "by_vector", "relevance")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -61,6 +63,7 @@ class Ranking:
             None if self.lexical is None else self.lexical[selection],
             None if self.rerank is None else self.rerank[selection],
             None if self.by_vector is None else self.by_vector[selection],
+            None if self.relevance is None else self.relevance[selection],
         )
 
     def within(self, offset: int, count: int) -> Ranking:

@@ -85,6 +85,9 @@ def _tag(field: int, wire_type: int) -> int:
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 # Fields of a Hit; the tags of the other scores follow that of `score`.
 _HIT_DATAPOINT, _HIT_SCORE, _HIT_GROUP = _tag(1, _LENGTH), _tag(2, _FIXED32), _tag(6, _LENGTH)
+_HIT_RELEVANCE = _tag(9, _FIXED32)
+_SCORES = 4
+"""Scores that a hit may have, besides those by named vectors."""
 _DATAPOINT_VECTOR, _DATAPOINT_ATTRIBUTE = _tag(3, _LENGTH), _tag(7, _LENGTH)
 _VECTOR_PACKED = _tag(1, _LENGTH)
 _ENTRY_VALUE = _tag(2, _LENGTH)
@@ -333,13 +336,14 @@ def write_hits(
         vectors_NV: float32 vectors as bytes; V = 0 leaves them out.
         named_B: head of the entry of `vector_scores` with the value of `score`, uint8; empty: there is none.
         rows_H: rows of the hits.
-        bits_SH: uint32 of the float32 `score`, and, if S > 1, `dense_score`, `lexical_score` and `rerank_score`; NaN:
-            unset.
+        bits_SH: uint32 of the float32 `score`, or of `score`, `dense_score`, `lexical_score` and `rerank_score`; behind
+            these perhaps of `relevance`. NaN: unset.
         starts_H: output: the offset of each hit, int64.
         out_B: output, uint8.
 
     """
     vector_bytes = vectors_NV.shape[1]
+    scores = _SCORES if bits_SH.shape[0] >= _SCORES else 1
     at: int = out_B.shape[0]
     # In the same call, which would cost a lone search some microseconds more than the work.
     least, upper = _measure_hits(
@@ -358,7 +362,7 @@ def write_hits(
         for kind in range(bits_SH.shape[0] - 1, -1, -1):
             if bits_SH[kind, hit] & _ABSOLUTE <= _INFINITE:
                 at = _put_fixed32(out_B, at, bits_SH[kind, hit])
-                at = _put_byte(out_B, at, _HIT_SCORE + (kind << 3))
+                at = _put_byte(out_B, at, _HIT_SCORE + (kind << 3) if kind < scores else _HIT_RELEVANCE)
         datapoint_end = at
         if vector_bytes > 0:
             at = _put_bytes(out_B, at, vectors_NV[row], 0, vector_bytes)

@@ -119,7 +119,8 @@ def queries_of(request: SearchMessage) -> Callable[[int], search_pb2.Query]:
 def sampled(request: SearchMessage, query: search_pb2.Query, principal: Principal | None) -> SampledQuery:
     """Return one query of a request, by vector, without what does not change its hits.
 
-    Reranking is left out: it only reorders candidates, with other scores. Of a hybrid search, the dense part counts.
+    Reranking is left out: it only reorders candidates, with other scores. Of a hybrid search, the dense part counts,
+    whose relevance is another.
     """
     copy = search_pb2.SearchRequest(index=request.index, options=request.options, query=query)
     copy.query.ClearField("sparse_vector")
@@ -128,7 +129,15 @@ def sampled(request: SearchMessage, query: search_pb2.Query, principal: Principa
     hits = options.k if options.HasField("k") else limits.DEFAULT_K
     deepest = max(hits + options.offset, _reranked(options))
     options.k, options.offset, options.explain = min(deepest, MAX_K), 0, True
-    for name in ("rerank", "fusion", "return_fields", "return_vector", "highlight", "min_sequence"):
+    for name in (
+        "rerank",
+        "fusion",
+        "min_relevance",
+        "return_fields",
+        "return_vector",
+        "highlight",
+        "min_sequence",
+    ):
         options.ClearField(name)
     options.return_fields.append("id")
     options.mode = search_pb2.MODE_DENSE

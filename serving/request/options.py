@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from scannery.indexer import NO_EXPANSION, Expansion, IndexSpec, Manifest, SearchSettings
+from scannery.indexer.manifest import RelevanceCurve
 from scannery.indexer.tuning.settings_choice import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
@@ -36,6 +37,7 @@ from scannery.serving.request.query import (
     check_within,
     parse_vectors,
 )
+from scannery.serving.request.relevance import curve_of, parse_min_relevance, without_relevance
 from scannery.v1 import search_pb2 as pb
 
 __all__ = [
@@ -164,6 +166,12 @@ class Options:
     knobs: Knobs
     fields: Fields
     explain: bool
+    min_relevance: float | None = None
+    """Least relevance of a hit, 0 to 1; None: hits need none."""
+    curve: RelevanceCurve | None = None
+    """Curve of the relevance of hits by their scores; None: they have none."""
+    no_curve: str = ""
+    """Reason why they have none."""
     vectors: ChosenVectors = NO_CHOICE
     """The vectors that are searched in modes dense and hybrid."""
     inner_product: bool = False
@@ -240,7 +248,7 @@ class Options:
     @property
     def drops_nothing(self) -> bool:
         """Whether all candidates are hits, except datapoints that a query names by id."""
-        return self.max_per_group is None and self.min_score == -math.inf
+        return self.max_per_group is None and self.min_score == -math.inf and self.min_relevance is None
 
     @property
     def deepest(self) -> int:
@@ -276,6 +284,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         max_per_group=max_per_group,
         group_by=group_by,
         min_score=_min_score(message),
+        min_relevance=parse_min_relevance(message),
         exact=message.exact,
         target_recall=_target_recall(message),
         knobs=parse_knobs(message, k + message.offset),
@@ -291,11 +300,25 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         rerank=_rerank(message),
         highlight=_highlight(message, k + message.offset, spec.index, vectors),
     )
-    if mode is not None:
-        return options
-    by_mode: dict[Mode, Options] = {mode: replace(options, mode=mode) for mode in ("lexical", "hybrid")}
-    text_mode = text_mode_of(message, spec, vectors, has_words=has_words) if vectors else "lexical"
-    return replace(options, text_mode=text_mode, by_mode=by_mode)
+    if mode is None:
+        by_mode: dict[Mode, Options] = {
+            mode: _with_curve(replace(options, mode=mode), manifest) for mode in ("lexical", "hybrid")
+        }
+        text_mode = text_mode_of(message, spec, vectors, has_words=has_words) if vectors else "lexical"
+        options = replace(options, text_mode=text_mode, by_mode=by_mode)
+    options = _with_curve(options, manifest)
+    some_curve = any(each.curve is not None for each in (options, *options.by_mode.values()))
+    if options.min_relevance is not None and not some_curve:
+        raise without_relevance(options.by_text.no_curve)
+    return options
+
+
+def _with_curve(options: Options, manifest: Manifest) -> Options:
+    """Return the options of one mode with the curve of the relevance of their hits."""
+    curve, reason = curve_of(
+        manifest, options.mode, options.vectors, options.fusion, inner_product=options.inner_product
+    )
+    return replace(options, curve=curve, no_curve=reason)
 
 
 def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fields:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import pytest
 
 import scannery
 from scannery import Blend, Like, ScanneryError, Sparse
-from tests.served import DIMENSIONS, make_text_store, serving
+from scannery.indexer import Store
+from tests.served import DIMENSIONS, commit_relevance, make_text_store, serving
 
 pytestmark = pytest.mark.system
 
@@ -177,6 +180,10 @@ FAILED = scannery.FailedPreconditionError
     (lambda i: i.search(VECTOR, min_score=np.nan), INVALID, "min_score", "must be finite"),
     (lambda i: i.search(VECTOR, min_score="x"), INVALID, "min_score", "must be a number"),
     (lambda i: i.search(VECTOR, min_score=1e300), INVALID, "min_score", "must be finite"),
+    (lambda i: i.search(VECTOR, min_relevance=0.5), INVALID, "min_relevance", "a build of at least 200"),
+    (lambda i: i.search_many(VECTORS, min_relevance=0), INVALID, "min_relevance", "has no relevance"),
+    (lambda i: i.search(VECTOR, min_relevance=1.5), INVALID, "min_relevance", "must be 0 to 1, got 1.5"),
+    (lambda i: i.search(VECTOR, min_relevance="x"), INVALID, "min_relevance", "must be a number"),
     (lambda i: i.search(VECTOR, target_recall=0.2), INVALID, "target_recall", "0.5 to 0.999"),
     (lambda i: i.search(VECTOR, target_recall=1.0), INVALID, "target_recall", "0.5 to 0.999"),
     (lambda i: i.search(VECTOR, leaves=0), INVALID, "knobs.leaves", "must be 1 to"),
@@ -283,6 +290,56 @@ def test_every_mode_gets_the_same_hits_everywhere(tmp_path: Path) -> None:
         both = remote.search("crusts", 1, mode="hybrid")[0]
         assert both.dense_score is not None
         assert both.lexical_score == found.score
+
+
+@pytest.mark.system
+def test_relevance_is_the_same_everywhere(tmp_path: Path) -> None:
+    texts = make_text_store(tmp_path, lexical=True)
+    commit_relevance(Store.open(texts), "texts")
+    query = "the crust of the planet"
+    asks: list[dict[str, Any]] = [
+        *(
+            {"mode": mode, "min_relevance": least}
+            for mode in ("dense", "lexical", "hybrid")
+            for least in (0, 0.6, 1)
+        ),
+        {"min_relevance": 0.2, "where": {"letters": {"$gt": 60}}, "max_per_group": 1},
+        {"min_relevance": 1, "offset": 1},
+    ]
+    with serving(texts, device="cpu") as server:
+        embedded = scannery.connect(texts).index("texts")
+        targets = (server.address, f"http://127.0.0.1:{server.http_port}")
+        clients = [
+            scannery.connect(target, http=http) for target, http in zip(targets, (False, True), strict=True)
+        ]
+        for ask in asks:
+            hits = embedded.search(query, 4, **ask)
+            assert {hit.relevance is None for hit in hits} <= {False}
+            assert hits.nothing_relevant == (not hits and "offset" not in ask)
+            for client in clients:
+                index = client.index("texts")
+                for remote in (index.search(query, 4, **ask), *index.search_many([query, query], 4, **ask)):
+                    assert remote == hits
+                    assert (remote.mode, remote.nothing_relevant) == (hits.mode, hits.nothing_relevant)
+        body = {"index": "texts", "query": {"text": query}, "options": {"k": 1, "minRelevance": 0.1}}
+        [hit] = posted(targets[1], body)["hits"]
+        assert hit["relevance"] == pytest.approx(embedded.search(query, 1)[0].relevance)
+        body["options"] = {"minRelevance": 1}
+        answer = posted(targets[1], body)
+        assert (answer["hits"], answer["nothingRelevant"]) == ([], True)
+        for client in clients:
+            client.close()
+
+
+def posted(address: str, body: dict[str, Any]) -> Any:
+    """Return the answer to a search in JSON."""
+    request = urllib.request.Request(
+        f"{address}/scannery.v1.SearchService/Search",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
 
 
 def test_unknown_arguments_are_type_errors(targets: list[Target]) -> None:

@@ -119,7 +119,7 @@ def test_a_scan_becomes_a_table(index: scannery.Index) -> None:
     table = index.scan(fields=["title", "year"], order_by="id", vectors=True).to_arrow()
     assert table.num_rows == ROWS
     assert {"id", "document_id", "title", "year", "vector"} <= set(table.column_names)
-    assert not {"score", "rerank_score"} & set(table.column_names)
+    assert not {"score", "rerank_score", "relevance"} & set(table.column_names)
     assert table.column("id").to_pylist() == sorted(table.column("id").to_pylist())
 
 

@@ -77,6 +77,27 @@ def make_store(folder: Path) -> Path:
     return path
 
 
+def any_relevant_search(number: int) -> SearchRequest:
+    """Return a random search for hits of some relevance, most of them of the kinds that have one."""
+    request, chosen = any_search(number), random.Random(number)
+    _need_relevance(request.options, chosen)
+    return request
+
+
+def any_relevant_batch(number: int) -> SearchManyRequest:
+    """Return a random batch, as `any_relevant_search`."""
+    request, chosen = any_batch(number), random.Random(number)
+    _need_relevance(request.options, chosen)
+    return request
+
+
+def _need_relevance(options: SearchOptions, chosen: random.Random) -> None:
+    options.min_relevance = chosen.choice([0, 0.1, 0.3, 0.6, 0.99])
+    if chosen.random() < 0.8:
+        options.ClearField("vectors")
+        options.ClearField("fusion")
+
+
 def any_search(number: int) -> SearchRequest:
     """Return a random search, the same for the same number."""
     chosen = random.Random(number)

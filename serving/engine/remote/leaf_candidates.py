@@ -90,6 +90,10 @@ class LeafCandidates:
         candidates = self._candidates(queries, depth)
         return [self._ranked(each, hits) for each in candidates]
 
+    def words_of(self, query: int) -> Words:
+        """As `RankedCandidates.words_of`."""
+        return self._asked_words[query]
+
     def _ranked(self, candidates: _GroupCandidates, limit: int) -> Ranking:
         options = self._options
         if options.mode == "lexical":
@@ -179,7 +183,7 @@ class LeafCandidates:
             else EMPTY,
             ranges={column: _range(results.values(), column) for column in columns if column in few},
             words_scale=word_scale(
-                self._options.fusion, self._asked_words[query], max(best_words, default=-np.inf)
+                self._options.fusion, self.words_of(query), max(best_words, default=-np.inf)
             )
             if self._words
             else lexical_scale,

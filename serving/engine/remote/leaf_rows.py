@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, count
+from itertools import chain, count
 
 import numpy as np
 
@@ -142,9 +142,7 @@ def written_hits(
         grouped: whether `Hit.group` is set.
 
     """
-    lists = [b"".join(_hits(ranking, tables, names, grouped=grouped)) for ranking in rankings]
-    bounds_L = np.array([0, *accumulate(map(len, lists))], np.int64)
-    return WrittenHits(np.frombuffer(b"".join(lists), np.uint8), bounds_L)
+    return WrittenHits.of([b"".join(_hits(ranking, tables, names, grouped=grouped)) for ranking in rankings])
 
 
 def _hits(
@@ -167,12 +165,13 @@ def _hits(
 
 
 def _scores(ranking: Ranking) -> list[list[bytes]]:
-    """Return the scores of all hits, a list for each kind, as fields; without those that are not there."""
+    """Return the scores and the relevance of all hits, a list for each, as fields; without those that are not there."""
     arrays = (
         (Hit.SCORE_FIELD_NUMBER, ranking.scores),
         (Hit.DENSE_SCORE_FIELD_NUMBER, ranking.dense),
         (Hit.LEXICAL_SCORE_FIELD_NUMBER, ranking.lexical),
         (Hit.RERANK_SCORE_FIELD_NUMBER, ranking.rerank),
+        (Hit.RELEVANCE_FIELD_NUMBER, ranking.relevance),
     )
     return [_fields(field, scores_H) for field, scores_H in arrays if scores_H is not None]
 

@@ -203,6 +203,7 @@ class SearchOptions(_message.Message):
     ALLOW_PARTIAL_FIELD_NUMBER: _builtins.int
     TYPOS_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    MIN_RELEVANCE_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -236,6 +237,8 @@ class SearchOptions(_message.Message):
     """
     prefix: _builtins.bool
     """Modes LEXICAL and HYBRID: the last word of a text may be the beginning of a word, for search as one types."""
+    min_relevance: _builtins.float
+    """Return only hits with at least this relevance, 0 to 1. INVALID_ARGUMENT where hits have none."""
     @_builtins.property
     def where(self) -> _types_pb2.Filter:
         """Filter; absent: all datapoints are allowed."""
@@ -299,13 +302,16 @@ class SearchOptions(_message.Message):
         allow_partial: _builtins.bool = ...,
         typos: _builtins.bool | None = ...,
         prefix: _builtins.bool = ...,
+        min_relevance: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "crowding", b"crowding", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "crowding", b"crowding", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
+    _WhichOneofReturnType__min_relevance: _TypeAlias = _typing.Literal["min_relevance"]  # noqa: Y015
+    _WhichOneofArgType__min_relevance: _TypeAlias = _typing.Literal["_min_relevance", b"_min_relevance"]  # noqa: Y015
     _WhichOneofReturnType__min_score: _TypeAlias = _typing.Literal["min_score"]  # noqa: Y015
     _WhichOneofArgType__min_score: _TypeAlias = _typing.Literal["_min_score", b"_min_score"]  # noqa: Y015
     _WhichOneofReturnType__target_recall: _TypeAlias = _typing.Literal["target_recall"]  # noqa: Y015
@@ -314,6 +320,8 @@ class SearchOptions(_message.Message):
     _WhichOneofArgType__typos: _TypeAlias = _typing.Literal["_typos", b"_typos"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_relevance) -> _WhichOneofReturnType__min_relevance | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_score) -> _WhichOneofReturnType__min_score | None: ...
     @_typing.overload
@@ -599,6 +607,7 @@ class Hit(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     SNIPPET_FIELD_NUMBER: _builtins.int
     VECTOR_SCORES_FIELD_NUMBER: _builtins.int
+    RELEVANCE_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """Higher is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. LEXICAL: BM25.
     HYBRID, and by several vectors: the fused score.
@@ -609,6 +618,11 @@ class Hit(_message.Message):
     """HYBRID: the lexical score, if lexical search found it."""
     rerank_score: _builtins.float
     """The cross-encoder's score."""
+    relevance: _builtins.float
+    """The probability that the datapoint answers the query, 0 to 1, by the curve that the build measured for the mode. Set if the
+    version has one, in DENSE by the unnamed vector, in LEXICAL by words, and in HYBRID by both with WEIGHTED_SCORE and the
+    measured `alpha`; not with `inner_product`, sparse vectors, or ids in the query. With `rerank` that of the first ranking.
+    """
     @_builtins.property
     def datapoint(self) -> _types_pb2.Datapoint:
         """Its vector only with `return_vector`."""
@@ -638,21 +652,26 @@ class Hit(_message.Message):
         group: _types_pb2.Value | None = ...,
         snippet: Global___Snippet | None = ...,
         vector_scores: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        relevance: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet", "vector_scores", b"vector_scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet", "vector_scores", b"vector_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dense_score: _TypeAlias = _typing.Literal["dense_score"]  # noqa: Y015
     _WhichOneofArgType__dense_score: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score"]  # noqa: Y015
     _WhichOneofReturnType__lexical_score: _TypeAlias = _typing.Literal["lexical_score"]  # noqa: Y015
     _WhichOneofArgType__lexical_score: _TypeAlias = _typing.Literal["_lexical_score", b"_lexical_score"]  # noqa: Y015
+    _WhichOneofReturnType__relevance: _TypeAlias = _typing.Literal["relevance"]  # noqa: Y015
+    _WhichOneofArgType__relevance: _TypeAlias = _typing.Literal["_relevance", b"_relevance"]  # noqa: Y015
     _WhichOneofReturnType__rerank_score: _TypeAlias = _typing.Literal["rerank_score"]  # noqa: Y015
     _WhichOneofArgType__rerank_score: _TypeAlias = _typing.Literal["_rerank_score", b"_rerank_score"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dense_score) -> _WhichOneofReturnType__dense_score | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lexical_score) -> _WhichOneofReturnType__lexical_score | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__relevance) -> _WhichOneofReturnType__relevance | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rerank_score) -> _WhichOneofReturnType__rerank_score | None: ...
 
@@ -704,12 +723,15 @@ class SearchResponse(_message.Message):
     EXPLANATION_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    NOTHING_RELEVANT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the index that was searched."""
     sequence: _builtins.int
     """Mutations up to this sequence were visible."""
     mode: Global___Mode.ValueType
     """The mode that was used."""
+    nothing_relevant: _builtins.bool
+    """Whether no hit has `min_relevance`, which the request has with an `offset` of 0."""
     @_builtins.property
     def hits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hit]:
         """Best first; equal scores by id."""
@@ -731,10 +753,11 @@ class SearchResponse(_message.Message):
         explanation: Global___Explanation | None = ...,
         mode: Global___Mode.ValueType = ...,
         coverage: Global___Coverage | None = ...,
+        nothing_relevant: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "explanation", b"explanation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "explanation", b"explanation", "hits", b"hits", "mode", b"mode", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "explanation", b"explanation", "hits", b"hits", "mode", b"mode", "nothing_relevant", b"nothing_relevant", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -828,6 +851,9 @@ class HitList(_message.Message):
 
     HITS_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
+    NOTHING_RELEVANT_FIELD_NUMBER: _builtins.int
+    nothing_relevant: _builtins.bool
+    """As in SearchResponse, with the same number: the hits of both are written alike."""
     @_builtins.property
     def hits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hit]:
         """Best first; equal scores by id."""
@@ -841,10 +867,11 @@ class HitList(_message.Message):
         *,
         hits: _abc.Iterable[Global___Hit] | None = ...,
         explanation: Global___Explanation | None = ...,
+        nothing_relevant: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "hits", b"hits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "hits", b"hits", "nothing_relevant", b"nothing_relevant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

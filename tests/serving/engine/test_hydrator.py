@@ -147,10 +147,15 @@ def test_every_kind_of_field_is_written_as_protobuf_would(pieces: bool) -> None:
 @pytest.mark.parametrize("group_by", ["document_id", *(name for name in KINDS if name != "tags")])
 def test_groups_and_scores(group_by: str) -> None:
     hydrator = Hydrator([segment()], SPEC, NOTHING, group_by=group_by)
-    sides = {"dense": [0.5, NONE, 1, 2, 3], "lexical": [NONE, 7, -1, 0, 1], "rerank": [NONE] * 5}
+    sides = {
+        "dense": [0.5, NONE, 1, 2, 3],
+        "lexical": [NONE, 7, -1, 0, 1],
+        "rerank": [NONE] * 5,
+        "relevance": [1, 0.5, 0.25, 0.125, 0],
+    }
     [data] = hydrator.hits([ranking([(0, row) for row in range(ROWS)], **sides)]).lists()
     for row, hit in enumerate(HitList.FromString(data).hits):
-        right = Hit(datapoint=expected(row, NOTHING), score=4 - row)
+        right = Hit(datapoint=expected(row, NOTHING), score=4 - row, relevance=sides["relevance"][row])
         if row != 1:
             right.dense_score = sides["dense"][row]
         if row != 0:
@@ -159,6 +164,22 @@ def test_groups_and_scores(group_by: str) -> None:
         if given is not None:
             right.group.CopyFrom(value(KINDS.get(group_by, "string"), given))
         assert hit == right
+
+
+def test_hits_of_one_score_have_a_relevance_beside_it() -> None:
+    hydrator = Hydrator([segment(), segment()], SPEC, NOTHING, group_by=None)
+    relevance = [0.5, NONE, 0.0]
+    rankings = [ranking([(0, 1), (1, 2), (0, 3)], relevance=relevance), ranking([(1, 4)])]
+    first, second = (HitList.FromString(data).hits for data in hydrator.hits(rankings).lists())
+    assert [hit.relevance if hit.HasField("relevance") else None for hit in first] == [0.5, None, 0.0]
+    assert [hit.score for hit in (*first, *second)] == [2, 1, 0, 0]
+    assert not second[0].HasField("relevance"), "another query of the call, without a curve"
+    rows_12, scores_12 = np.array([[3, 1]]), np.array([[2, 1]], np.float32)
+    written = hydrator.block(0, rows_12, scores_12, scores_12 / 4)
+    assert list(HitList.FromString(written.whole()).hits) == [
+        Hit(datapoint=expected(row, NOTHING), score=score, relevance=score / 4)
+        for row, score in ((3, 2), (1, 1))
+    ]
 
 
 def test_hits_of_several_queries_and_segments_keep_their_order() -> None:

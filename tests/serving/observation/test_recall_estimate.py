@@ -47,6 +47,14 @@ def test_queries_with_keys_below_the_share_are_sampled(kind: str) -> None:
     assert sampled.request.query.vector.packed == VECTORS[2].tobytes()
 
 
+def test_a_sampled_query_needs_no_relevance() -> None:
+    observing = observer(0.0)
+    observing.observe("i", 1, lambda: search("i", VECTORS[2], 3, mode="hybrid", min_relevance=0.5).request)
+    [sampled] = observing.samples["i"].waiting
+    assert sampled.request.options.mode == search_pb2.MODE_DENSE, "which may have no curve"
+    assert not sampled.request.options.HasField("min_relevance")
+
+
 @pytest.mark.parametrize("change", ["where_each", "vectors"])
 def test_queries_with_a_filter_each_or_named_vectors_are_left_alone(change: str) -> None:
     observing = observer(0.0, 0.0, 0.0, share=1.0)

@@ -1,0 +1,118 @@
+"""Which searches have a curve for the relevance of their hits, and what is refused of those that need one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scannery.indexer import Manifest, parse_spec
+from scannery.indexer.manifest import VectorsInfo
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.request.options import Options, parse_options
+from scannery.serving.request.query import ByText, ByVector, WithWords
+from scannery.v1 import search_pb2 as pb
+from tests.served import FUSION, RELEVANCE
+
+SPEC: dict[str, Any] = {
+    "index": "a",
+    "source": {"id": "id", "text": "text"},
+    "encoder": {"model": "m"},
+    "named_vectors": {"title": {"dimensions": 4}},
+    "lexical": True,
+}
+RANKS = pb.Fusion(method=pb.FUSION_METHOD_RECIPROCAL_RANK)
+UNNAMED, TITLE = pb.VectorChoice(), pb.VectorChoice(name="title")
+BUILD = (
+    "version 7 of index 'a' has no relevance: a build of at least 200 passages with this release measures it"
+)
+LEXICAL = RELEVANCE.model_copy(update={"curves": {"lexical": RELEVANCE.curves["lexical"]}})
+
+
+def manifest(**changes: Any) -> Manifest:
+    named = {"title": VectorsInfo(dimensions=4)}
+    fields = {
+        "named_vectors": named,
+        "fusion": FUSION,
+        "relevance": RELEVANCE,
+        "spec": parse_spec(SPEC),
+        **changes,
+    }
+    return Manifest(
+        index="a", version=7, created_at="2026-01-01T00:00:00Z", dimensions=4, shards=1, segments=(), **fields
+    )
+
+
+def parsed(made: Manifest, **options: Any) -> Options:
+    return parse_options(pb.SearchOptions(**options), made)
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ({"mode": pb.MODE_DENSE}, "dense"),
+        ({"mode": pb.MODE_DENSE, "vectors": [UNNAMED]}, "dense"),
+        ({"mode": pb.MODE_LEXICAL}, "lexical"),
+        ({"mode": pb.MODE_HYBRID}, "hybrid"),
+        ({"mode": pb.MODE_HYBRID, "fusion": pb.Fusion(alpha=FUSION.alpha)}, "hybrid"),
+        ({"fusion": pb.Fusion(alpha=FUSION.alpha)}, "hybrid"),
+    ],
+)
+def test_searches_of_the_measured_kind_have_a_curve(options: dict[str, Any], mode: str) -> None:
+    assert parsed(manifest(), **options).curve == RELEVANCE.curves[mode]  # type: ignore[index]
+    assert parsed(manifest(), min_relevance=0.5, **options).min_relevance == 0.5
+
+
+def test_each_query_has_the_curve_of_its_mode() -> None:
+    options = parsed(manifest(), min_relevance=0.25)
+    queries = (ByVector.__new__(ByVector), ByText("words"), WithWords(None, "words"))
+    curves = [options.of(query).curve for query in queries]
+    assert curves == [RELEVANCE.curves["dense"], RELEVANCE.curves["hybrid"], RELEVANCE.curves["lexical"]]
+    assert parsed(manifest(), min_relevance=0.25).of(ByText("words")).mode == "hybrid", (
+        "as without a least relevance"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"relevance": None}, {}, BUILD),
+        ({"relevance": None}, {"mode": pb.MODE_LEXICAL}, BUILD),
+        (
+            {"relevance": LEXICAL},
+            {"mode": pb.MODE_DENSE},
+            "mode dense: its scores could be measured in lexical only",
+        ),
+        ({}, {"mode": pb.MODE_DENSE, "vectors": [TITLE]}, "hits of named vectors have no relevance"),
+        (
+            {},
+            {"mode": pb.MODE_HYBRID, "vectors": [UNNAMED, TITLE]},
+            "hits of named vectors have no relevance",
+        ),
+        ({}, {"mode": pb.MODE_DENSE, "inner_product": True}, "hits by inner_product have no relevance"),
+        ({}, {"fusion": RANKS}, "hits fused by reciprocal_rank have no relevance"),
+        ({}, {"fusion": pb.Fusion(alpha=0.5)}, "an alpha of 0.5 have no relevance: leave out `alpha`"),
+        (
+            {"spec": parse_spec({**SPEC, "search": {"alpha": 0.5}})},
+            {"mode": pb.MODE_HYBRID},
+            "measured one, 0.625",
+        ),
+        ({"fusion": None}, {"mode": pb.MODE_HYBRID}, "an alpha of 0.5 have no relevance"),
+        ({"fusion": FUSION.model_copy(update={"scales": None})}, {"mode": pb.MODE_HYBRID}, "no relevance"),
+    ],
+)
+def test_a_least_relevance_is_refused_of_other_searches(
+    changes: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    made = manifest(**changes)
+    assert parsed(made, **options).curve is None
+    with pytest.raises(InvalidRequestError, match="^min_relevance: ") as caught:
+        parsed(made, min_relevance=0.5, **options)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("least", [-0.01, 1.01, float("nan")])
+def test_a_least_relevance_is_a_probability(least: float) -> None:
+    with pytest.raises(InvalidRequestError, match="min_relevance: must be 0 to 1"):
+        parsed(manifest(), min_relevance=least)
+    assert parsed(manifest(), min_relevance=1).min_relevance == 1
