@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "console",
     "hit_json",
+    "hits_json",
     "json_text",
     "point_json",
     "print_explanation",
@@ -83,6 +84,12 @@ def size_text(size_bytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def hits_json(hits: Hits) -> dict[str, Any]:
+    """Return hits as JSON values, and whether there is none of the relevance of the search."""
+    nothing = {"nothing_relevant": True} if hits.nothing_relevant else {}
+    return {"hits": [hit_json(hit) for hit in hits], **nothing}
+
+
 def hit_json(hit: Hit) -> dict[str, Any]:
     """Return a hit as JSON values."""
     group = {} if hit.group is None else {"group": _plain(hit.group)}
@@ -90,6 +97,7 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         "dense_score": hit.dense_score,
         "lexical_score": hit.lexical_score,
         "rerank_score": hit.rerank_score,
+        "relevance": hit.relevance,
     }
     scores: dict[str, Any] = {
         "score": hit.score,
@@ -120,10 +128,12 @@ def point_json(point: Datapoint) -> dict[str, Any]:
     return {"id": point.id, "document_id": point.document_id, **_content(point), **vectors}
 
 
-def print_hits(hits: Hits) -> None:
-    """Print hits: a table on a terminal, else a block of plain text for each."""
+def print_hits(hits: Hits, min_relevance: float | None = None) -> None:
+    """Print hits: a table on a terminal, else a block of plain text for each; `min_relevance` is that of the search."""
     out = console()
-    if not hits:
+    if hits.nothing_relevant:
+        typer.echo(f"Nothing relevant: no hit has a relevance of {min_relevance:g}.")
+    elif not hits:
         typer.echo("No hits.")
     elif out.is_terminal:
         out.print(_table(hits, out.width))
@@ -207,10 +217,11 @@ def _inline(text: str) -> str:
 
 
 def _scores(hit: Hit) -> list[str]:
-    """Return the score, and the scores that order hybrid and reranked hits, and those of several vectors."""
+    """Return the score, the relevance, the scores that order hybrid and reranked hits, and those of several vectors."""
     sides = {"rerank": hit.rerank_score, "dense": hit.dense_score, "lexical": hit.lexical_score}
     return [
         f"{hit.score:.4f}",
+        *([] if hit.relevance is None else [f"relevance {hit.relevance:.0%}"]),
         *(f"{name} {score:.4f}" for name, score in sides.items() if score is not None),
         *(
             f"{name or 'vector'} {score:.4f}"

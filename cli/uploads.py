@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from scannery.cli.errors import PARTIAL
-from scannery.cli.output import hit_json, json_text
+from scannery.cli.output import hits_json, json_text
 from scannery.client import (
     Index,
     InvalidArgumentError,
@@ -372,7 +372,7 @@ def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> N
             failed += 1
             line["error"] = answer.message
         else:
-            line |= {"version": answer.version, "hits": [hit_json(hit) for hit in answer]}
+            line |= {"version": answer.version, **hits_json(answer)}
         typer.echo(json_text(line))
         answered += 1
     if failed:

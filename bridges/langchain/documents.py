@@ -32,7 +32,7 @@ __all__ = [
 
 
 _FIELDS = ("title", "time_start_s", "time_end_s", "payload")
-_SCORES = ("score", "rerank_score", "dense_score", "lexical_score")
+_SCORES = ("score", "relevance", "rerank_score", "dense_score", "lexical_score")
 
 
 def document(point: Datapoint) -> Document:
@@ -50,7 +50,7 @@ def document(point: Datapoint) -> Document:
 
 
 def scored_document(hit: Hit) -> Document:
-    """Return a hit as a document with its scores in the metadata, except under keys that the metadata have."""
+    """Return a hit as a document with its scores and relevance in the metadata, except under keys that these have."""
     result = document(hit)
     for name, value in stated(hit, _SCORES).items():
         result.metadata.setdefault(name, value)

@@ -179,7 +179,7 @@ class ScanneryVectorStore(VectorStore):
             query: a text.
             k: documents wanted, 1 to 10,000.
             kwargs: `filter` by metadata (`{"year": {"$gte": 2020}}`), and options of `Index.search`: `mode`, `alpha`,
-                `rerank`, `min_score`, `target_recall`, `exact` and so on. The mode is `dense` unless one is given.
+                `rerank`, `min_score`, `min_relevance`, `exact` and so on. The mode is `dense` unless one is given.
 
         """
         return [(document(hit), hit.score) for hit in self.hits(query, k, **kwargs)]
@@ -389,9 +389,10 @@ def _check_known(kwargs: Mapping[str, Any]) -> None:
 class ScanneryRetriever(BaseRetriever):
     """Documents of a vector store by meaning and by words, reranked if wanted.
 
-    The metadata of a document also have its `score`; in hybrid search `dense_score` and `lexical_score` where that side
-    found it; after reranking `rerank_score`; and where the index has them `title`, `time_start_s` and `time_end_s` of
-    the passage in a recording, and the `document_id` that it is of.
+    The metadata of a document also have its `score`, and its `relevance` where the index has measured what scores mean;
+    in hybrid search `dense_score` and `lexical_score` where that side found it; after reranking `rerank_score`; and
+    where the index has them `title`, `time_start_s` and `time_end_s` of the passage in a recording, and the
+    `document_id` that it is of.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -17,7 +17,7 @@ from scannery.cli.options import (
     connected,
     parsed_json,
 )
-from scannery.cli.output import hit_json, print_explanation, print_hits, print_json
+from scannery.cli.output import hits_json, print_explanation, print_hits, print_json
 from scannery.cli.uploads import answer_queries
 from scannery.client import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 
@@ -100,6 +100,10 @@ def search(
     ] = None,
     offset: Annotated[int, typer.Option(help="Number of best hits to skip.")] = 0,
     min_score: Annotated[float | None, typer.Option(help="Least score of a hit.")] = None,
+    min_relevance: Annotated[
+        float | None,
+        typer.Option(help="Least probability that a hit answers the question, 0 to 1, where it is measured."),
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with every allowed datapoint.")] = False,
     target_recall: Annotated[
         float | None, typer.Option(help="Share of the true neighbours to find, 0 to 1.")
@@ -147,6 +151,7 @@ def search(
         "group_by": group_by,
         "offset": offset,
         "min_score": min_score,
+        "min_relevance": min_relevance,
         "exact": exact,
         "target_recall": target_recall,
         "leaves": leaves,
@@ -184,11 +189,11 @@ def search(
             "index": index,
             "version": hits.version,
             "mode": hits.mode,
-            "hits": [hit_json(hit) for hit in hits],
+            **hits_json(hits),
         }
         print_json(body | explained)
     else:
-        print_hits(hits)
+        print_hits(hits, min_relevance)
         if hits.explanation:
             print_explanation(hits.explanation)
 

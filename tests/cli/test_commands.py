@@ -19,10 +19,11 @@ import typer
 from scannery.cli.errors import exit_code, one_line
 from scannery.cli.main import main
 from scannery.client import Hit, Hits
+from scannery.indexer import Store
 from scannery.runtime.errors import CodedError
 from scannery.serving import Server
 from tests.data import ROOT
-from tests.served import make_text_store, serving
+from tests.served import commit_relevance, copied, make_text_store, serving
 
 VECTOR = json.dumps([1.0] * 16)
 
@@ -124,14 +125,14 @@ def test_hits_show_what_they_are_ordered_by(capsys: pytest.CaptureFixture[str]) 
 
     hits = [
         Hit(id="a", document_id="a", score=0.5, rerank_score=0.75),
-        Hit(id="b", document_id="b", score=0.016, dense_score=0.25, lexical_score=7.5),
+        Hit(id="b", document_id="b", score=0.016, dense_score=0.25, lexical_score=7.5, relevance=0.734),
         Hit(id="c", document_id="c", score=1.0),
     ]
     print_hits(Hits(hits))
     first = [line for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
     assert first == [
         "1. 0.5000 (rerank 0.7500)  a",
-        "2. 0.0160 (dense 0.2500, lexical 7.5000)  b",
+        "2. 0.0160 (relevance 73%, dense 0.2500, lexical 7.5000)  b",
         "3. 1.0000  c",
     ]
 
@@ -140,6 +141,42 @@ def test_no_hits_are_said(capsys: pytest.CaptureFixture[str], library: Path) -> 
     arguments = ("search", "-i", "library", "-s", str(library), "--vector", VECTOR, "--where", '{"year": 1}')
     assert run(capsys, *arguments) == (0, "No hits.\n", "")
     assert in_json(capsys, *arguments)["hits"] == []
+
+
+@pytest.mark.system
+def test_a_search_for_relevant_hits(
+    capsys: pytest.CaptureFixture[str], library: Path, tmp_path: Path
+) -> None:
+    store = copied(library, tmp_path)
+    commit_relevance(Store.open(store), "library")
+    arguments = ("search", "-i", "library", "-s", str(store), "--vector", VECTOR)
+    every = in_json(capsys, *arguments)
+    assert "nothing_relevant" not in every
+    least = every["hits"][4]["relevance"]
+    relevant = in_json(capsys, *arguments, "--min-relevance", str(least))
+    assert relevant["hits"] == every["hits"][:5]
+    status, output, _ = run(capsys, *arguments)
+    assert status == 0
+    assert f"1. {every['hits'][0]['score']:.4f} (relevance {every['hits'][0]['relevance']:.0%})  " in output
+    nothing = (*arguments, "--min-relevance", "0.9999")
+    assert run(capsys, *nothing) == (0, "Nothing relevant: no hit has a relevance of 0.9999.\n", "")
+    answer = in_json(capsys, *nothing)
+    assert (answer["hits"], answer["nothing_relevant"]) == ([], True)
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text(f'{{"id": "q", "vector": {VECTOR}}}\n')
+    _, output, _ = run(
+        capsys,
+        "search",
+        "-i",
+        "library",
+        "-s",
+        str(store),
+        "--queries",
+        str(queries),
+        "--min-relevance",
+        "0.9999",
+    )
+    assert json.loads(output) == {"id": "q", "version": 2, "hits": [], "nothing_relevant": True}
 
 
 def test_get_prints_what_there_is_and_names_what_there_is_not(

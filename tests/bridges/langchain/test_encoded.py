@@ -11,6 +11,8 @@ from langchain_core.embeddings import Embeddings
 
 import scannery
 from scannery.bridges.langchain import ScanneryRetriever, ScanneryVectorStore
+from scannery.bridges.langchain.documents import scored_document
+from scannery.client import Hit
 from scannery.indexer import Store
 from tests.embed.tiny_models import make_cross_encoder, make_model
 from tests.served import MINILM, SENTENCES, serving
@@ -66,6 +68,11 @@ def test_the_retriever_searches_by_meaning_and_words(store: ScanneryVectorStore)
     assert asyncio.run(retriever.ainvoke("a knight erupts")) == found
     words = ScanneryRetriever(vectorstore=store, mode="lexical", filter={"letters": {"$gt": 0}})
     assert [document.id for document in words.invoke("knight")] == ["chess"]
+
+
+def test_the_relevance_of_a_hit_is_in_the_metadata():
+    hit = Hit(id="a", document_id="a", score=0.5, relevance=0.75)
+    assert scored_document(hit).metadata == {"score": 0.5, "relevance": 0.75}
 
 
 def test_an_embedding_of_the_caller_gets_the_same_hits(store: ScanneryVectorStore, target: str):
