@@ -43,34 +43,39 @@ def curve_of(
         return None, (
             f"{version} has no relevance: a build of at least 200 passages with this release measures it"
         )
+    reason = "" if mode == "lexical" else _other_vectors(vectors, inner_product=inner_product)
+    reason = reason or ("" if mode != "hybrid" else _other_fusion(manifest, fusion))
     curve = manifest.relevance.curves.get(mode)
-    if curve is None:
-        measured = ", ".join(manifest.relevance.curves)
-        return (
-            None,
-            f"{version} has no relevance for mode {mode}: its scores could be measured in {measured} only",
+    if curve is None and not reason:
+        reason = (
+            f"{version} has no relevance for mode {mode}: the build measures it where texts can be searched in this "
+            "mode, and scores tell answers from other hits"
         )
-    reason = "" if mode == "lexical" else _other_scores(manifest, mode, vectors, fusion, inner_product)
     return (None, reason) if reason else (curve, "")
 
 
-def _other_scores(
-    manifest: Manifest, mode: Mode, vectors: ChosenVectors, fusion: Fusion, inner_product: bool
-) -> str:
-    """Return why the scores of a search are of another kind than the measured ones; empty: they are not."""
+def _other_vectors(vectors: ChosenVectors, *, inner_product: bool) -> str:
+    """Return why scores by vector are of another kind than the measured ones; empty: they are not."""
     if vectors.names:
         return "hits of named vectors have no relevance: it is measured of the unnamed vector"
     if inner_product:
         return "hits by inner_product have no relevance: it is measured of vectors scaled to length 1"
-    if mode == "dense":
-        return ""
+    return ""
+
+
+def _other_fusion(manifest: Manifest, fusion: Fusion) -> str:
+    """Return why fused scores are of another kind than the measured ones; empty: they are not."""
     if fusion.method != "weighted_score":
         return f"hits fused by {fusion.method} have no relevance: it is measured of weighted_score"
-    if manifest.fusion is None or fusion.scales is None or fusion.alpha != manifest.fusion.alpha:
-        measured = "" if manifest.fusion is None else f", {manifest.fusion.alpha:g}"
+    if manifest.fusion is None or fusion.scales is None:
         return (
-            f"hits with an alpha of {fusion.alpha:g} have no relevance: leave out `alpha` of the request and of "
-            f"the spec, and it is the measured one{measured}"
+            "hybrid hits of this version have no relevance: a build with this release measures it where the spec has "
+            "no `search.alpha`, and no other `search.mode` than hybrid"
+        )
+    if fusion.alpha != manifest.fusion.alpha:
+        return (
+            f"hits with an alpha of {fusion.alpha:g} have no relevance: it is measured of {manifest.fusion.alpha:g}, "
+            "which a search has if neither the request nor the spec has an alpha"
         )
     return ""
 

@@ -81,8 +81,9 @@ def test_each_query_has_the_curve_of_its_mode() -> None:
         (
             {"relevance": LEXICAL},
             {"mode": pb.MODE_DENSE},
-            "mode dense: its scores could be measured in lexical only",
+            "no relevance for mode dense: the build measures it where",
         ),
+        ({"relevance": LEXICAL}, {"mode": pb.MODE_HYBRID}, "no relevance for mode hybrid"),
         ({}, {"mode": pb.MODE_DENSE, "vectors": [TITLE]}, "hits of named vectors have no relevance"),
         (
             {},
@@ -91,14 +92,18 @@ def test_each_query_has_the_curve_of_its_mode() -> None:
         ),
         ({}, {"mode": pb.MODE_DENSE, "inner_product": True}, "hits by inner_product have no relevance"),
         ({}, {"fusion": RANKS}, "hits fused by reciprocal_rank have no relevance"),
-        ({}, {"fusion": pb.Fusion(alpha=0.5)}, "an alpha of 0.5 have no relevance: leave out `alpha`"),
+        ({}, {"fusion": pb.Fusion(alpha=0.5)}, "an alpha of 0.5 have no relevance: it is measured of 0.625"),
         (
             {"spec": parse_spec({**SPEC, "search": {"alpha": 0.5}})},
             {"mode": pb.MODE_HYBRID},
-            "measured one, 0.625",
+            "an alpha of 0.5 have",
         ),
-        ({"fusion": None}, {"mode": pb.MODE_HYBRID}, "an alpha of 0.5 have no relevance"),
-        ({"fusion": FUSION.model_copy(update={"scales": None})}, {"mode": pb.MODE_HYBRID}, "no relevance"),
+        ({"fusion": None}, {"mode": pb.MODE_HYBRID}, "measures it where the spec has no `search.alpha`"),
+        (
+            {"fusion": FUSION.model_copy(update={"scales": None})},
+            {"mode": pb.MODE_HYBRID},
+            "a build with this release",
+        ),
     ],
 )
 def test_a_least_relevance_is_refused_of_other_searches(
