@@ -1,8 +1,9 @@
 """Retrieval quality on judged collections.
 
     python -m benchmarks.quality [modes] [fusion] [lexical] [code] [transcripts] [named] [headings] [snippets]
-        [phrases]
-        [--on cranfield,cisi,…] [--languages de,zh] [--dictionary FILE] [--shows 500] [--every 1]
+        [phrases] [relevance]
+        [--on cranfield,cisi,…] [--encoder '{"model": "FOLDER", …}'] [--languages de,zh] [--dictionary FILE]
+        [--shows 500] [--every 1]
 
 `modes`: dense, lexical and hybrid search, in one shard and in eight, against a reference BM25 (bm25s: Lucene's variant
 with the same constants, over the same terms). `fusion`: hybrid search by default against dense search, lexical search
@@ -11,7 +12,9 @@ XQuAD-R. `code`: what the additional terms of analyser 4 change. `transcripts`: 
 against plain text. `named`: vectors of titles, bodies and both. `headings`: Markdown cut at its headings against
 tokens alone; questions are the titles of shows and seven words from the middle of a line. `snippets`: how often the
 sentence that is highlighted has the answer. `phrases`: the questions that have quotes, without these, with the phrase
-required, and as they are searched. `--on` names collections, where a case can be asked of several.
+required, and as they are searched. `relevance`: the probability that hits have, against judgements, and questions of
+other collections, which no document answers. `--encoder` is that of the spec for `fusion` and `relevance`, in place of
+MiniLM. `--on` names collections, where a case can be asked of several.
 
 Nothing is tuned on the judgements.
 """
@@ -68,6 +71,7 @@ from scannery.indexer.lexical.bm25 import invert, term_columns
 from scannery.pipelines import build
 from scannery.pipelines.planning.build_plan import learned_compounds
 from scannery.pipelines.sources.documents.text_documents import front_matter
+from scannery.pipelines.tuning.relevance_curves import calibration_error
 
 HITS = 100
 MEASURES = parse_measures(["nDCG@10", "MRR@10", f"recall@{HITS}"])
@@ -90,6 +94,90 @@ def records_of(collection: Collection) -> Iterator[dict[str, str]]:
 
 WHOLE = {"id": "id", "title": "title", "text": "text"}
 PASSAGES = {"title": "title", "text": "text", "chunk": {"max_tokens": 128, "overlap_tokens": 16}}
+
+
+# --- relevance
+
+FOREIGN = ("cranfield", "cisi", "stackfaq", "xquad-en")
+FOREIGN_QUESTIONS = 100
+"""Questions of each of these."""
+THRESHOLD = 0.3
+
+
+def relevance(given: argparse.Namespace, folder: Path) -> None:
+    rows = []
+    for name, collection in chosen_of(given, MORE_COLLECTIONS):
+        index = indexed(folder / name, records_of(collection), spec_of(given, name))
+        manifest = read_manifest(Store.open(folder / name / "store"), "quality")
+        judged = list(collection.judgements)
+        relevant = [
+            {key for key, level in collection.judgements[query].items() if level > 0} for query in judged
+        ]
+        texts, foreign = [collection.queries[query] for query in judged], questions_of_others(name)
+        for mode, curve in manifest.relevance.curves.items() if manifest.relevance else ():
+            about, others = (relevances(index, questions, mode) for questions in (texts, foreign))
+            answers = [[key in keys for key, _ in hits] for hits, keys in zip(about, relevant, strict=True)]
+            rows.append([
+                collection.name, mode, f"{curve.error:.3f}", *calibration_of(about, answers, others),
+            ])  # fmt: skip
+            print(*rows[-1], sep=" · ", flush=True)
+    header = [
+        "", "mode", "error on the build's questions", "error", "of first hits", "separation",
+        f"precision from {THRESHOLD:g}", "answered", "foreign ones answered",
+    ]  # fmt: skip
+    print("\n" + table(header, rows))
+
+
+def questions_of_others(name: str) -> list[str]:
+    """Return questions of other collections in English, the same in each run."""
+    generator, chosen = random.Random(5), []
+    for other in FOREIGN:
+        if other != name:
+            collection = MORE_COLLECTIONS[other]()
+            questions = [collection.queries[query] for query in collection.judgements]
+            chosen += generator.sample(questions, min(FOREIGN_QUESTIONS, len(questions)))
+    return chosen
+
+
+def relevances(index: scannery.Index, texts: Sequence[str], mode: Any) -> list[list[tuple[str, float]]]:
+    """Return id and relevance of the ten best hits of each question."""
+    parts = (list(texts[start : start + 500]) for start in range(0, len(texts), 500))
+    return [
+        [(hit.id, hit.relevance or 0.0) for hit in hits]
+        for part in parts
+        for hits in index.search_many(part, 10, mode=mode, fields=["title"])
+    ]
+
+
+Judged = Sequence[Sequence[tuple[str, float]]]
+
+
+def calibration_of(about: Judged, answers: Sequence[Sequence[bool]], foreign: Judged) -> list[str]:
+    """Return the errors of all hits and of first ones, the separation, and what a threshold gives.
+
+    Questions of the collection and foreign ones count the same.
+    """
+
+    def of_first(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        own, others = ([p for hits in some for _, p in hits[:count]] for some in (about, foreign))
+        flags = [flag for each in answers for flag in each[:count]]
+        weights = [1.0] * len(own) + [len(about) / len(foreign)] * len(others)
+        return np.array(own + others), np.array(flags + [False] * len(others)), np.array(weights)
+
+    probabilities_S, answers_S, weights_S = of_first(10)
+    shown_S = weights_S * (probabilities_S >= THRESHOLD)
+    best, foreign_best = (
+        np.array([hits[0][1] if hits else 0.0 for hits in some]) for some in (about, foreign)
+    )
+    above = (best[:, None] > foreign_best).mean() + 0.5 * (best[:, None] == foreign_best).mean()
+    return [
+        f"{calibration_error(probabilities_S, answers_S, weights_S):.3f}",
+        f"{calibration_error(*of_first(1)):.3f}",
+        f"{above:.3f}",
+        f"{(shown_S * answers_S).sum() / shown_S.sum():.2f}" if shown_S.any() else "none",
+        f"{(best >= THRESHOLD).mean():.2f}",
+        f"{(foreign_best >= THRESHOLD).mean():.3f}",
+    ]
 
 
 def searching(index: scannery.Index, **chosen: Any) -> Search:
@@ -123,6 +211,12 @@ def difference(values: np.ndarray, base: np.ndarray) -> str:
     """Return the mean difference with its 95 % interval of a paired bootstrap."""
     found = paired_bootstrap(values, base)
     return f"{found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
+
+
+def spec_of(given: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Return the spec of an index of a collection."""
+    encoder = {"encoder": json.loads(given.encoder)} if given.encoder else {}
+    return {"source": WHOLE, "lexical": {"language": LANGUAGES.get(name, "english")}, **encoder}
 
 
 def chosen_of(given: argparse.Namespace, default: Iterable[str]) -> Iterator[tuple[str, Collection]]:
@@ -190,8 +284,7 @@ FUSIONS: dict[str, dict[str, Any]] = {
 def fusion(given: argparse.Namespace, folder: Path) -> None:
     rows = []
     for name, collection in chosen_of(given, MORE_COLLECTIONS):
-        spec = {"source": WHOLE, "lexical": {"language": LANGUAGES.get(name, "english")}}
-        index = indexed(folder / name, records_of(collection), spec)
+        index = indexed(folder / name, records_of(collection), spec_of(given, name))
         manifest = read_manifest(Store.open(folder / name / "store"), "quality")
         results = evaluated(collection, {mode: searching(index, **each) for mode, each in FUSIONS.items()})
         values = {result.name: result.values[MAIN_MEASURE] for result in results}
@@ -537,14 +630,14 @@ def required(text: str) -> dict[str, Any]:
 
 CASES = {
     "modes": modes, "fusion": fusion, "lexical": lexical, "code": code, "transcripts": transcripts, "named": named,
-    "headings": headings, "snippets": snippets, "phrases": phrases,
+    "headings": headings, "snippets": snippets, "phrases": phrases, "relevance": relevance,
 }  # fmt: skip
 
 
 def main() -> None:
     run_cases(
-        __doc__, CASES, "sentence-transformers torch scann", on="", languages="ar,de,el,en,es,hi,ru,th,tr,vi,zh",
-        dictionary=Path, shows=500, every=1,
+        __doc__, CASES, "sentence-transformers torch scann", on="", encoder="",
+        languages="ar,de,el,en,es,hi,ru,th,tr,vi,zh", dictionary=Path, shows=500, every=1,
     )  # fmt: skip
 
 

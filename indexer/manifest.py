@@ -298,12 +298,14 @@ class RelevanceCurve(_Record):
 
 
 class Relevance(_Record):
-    """What scores mean: fitted to questions made from passages, and to foreign questions."""
+    """What scores mean: fitted to questions that passages answer, and to foreign questions."""
 
     curves: dict[Literal["dense", "lexical", "hybrid"], RelevanceCurve]
     """Curves by mode; hybrid: of `weighted_score` with the measured weight."""
+    source: Literal["passages", "judgements"] = "passages"
+    """Source of the questions: made from passages, or judged by people."""
     questions: Annotated[int, Field(ge=1)]
-    """Number of questions made from passages."""
+    """Number of questions that passages answer."""
     foreign_questions: Annotated[int, Field(ge=1)]
     """Number of questions about something else."""
     rows: Annotated[int, Field(ge=0)]

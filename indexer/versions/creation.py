@@ -13,14 +13,22 @@ from typing import Any
 
 from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFoundError, ReplacedError
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
-from scannery.indexer.manifest import Manifest, Recall, VectorsInfo, stored_vectors
+from scannery.indexer.manifest import Manifest, Recall, Relevance, VectorsInfo, stored_vectors
 from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.versions.versions import check_no_alias, commit, latest_version, read_manifest
 
-__all__ = ["alter_index", "altered_spec", "create_index", "given_vectors", "keeps_compounds", "with_analyser"]
+__all__ = [
+    "alter_index",
+    "altered_spec",
+    "calibrate_index",
+    "create_index",
+    "given_vectors",
+    "keeps_compounds",
+    "with_analyser",
+]
 
 
 def create_index(
@@ -151,13 +159,54 @@ def alter_index(
         AlreadyExistsError: in each of MAX_ATTEMPTS attempts, another version was published meanwhile.
 
     """
+
+    def altered(parent: Manifest) -> Manifest:
+        spec = change(parent)
+        return parent if spec == parent.spec else _altered(parent, spec, named)
+
+    return _published(store, index, altered)
+
+
+def calibrate_index(store: Store, index: str, relevance: Relevance) -> Manifest:
+    """Publish a version whose scores mean something else, and return its manifest.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        relevance: what they mean; of the current version it takes the rows and the rest of what it depends on.
+
+    Raises:
+        NotFoundError, CorruptError, FormatError, AlreadyExistsError: as `alter_index`.
+        InvalidSpecError: the current version has no curves: those that it had are of another encoder or analyser.
+
+    """
+
+    def calibrated(parent: Manifest) -> Manifest:
+        current = parent.relevance
+        if current is None:
+            raise _refused("relevance", "was not measured by the build of the current version")
+        depends = {name: getattr(current, name) for name in ("rows", "encoder", "lexical_rules")}
+        statistics = {"mode": "calibrate", "builds": parent.builds}
+        return parent.model_copy(
+            update={
+                "parent": parent.version,
+                "relevance": relevance.model_copy(update=depends),
+                "statistics": statistics,
+            }
+        )
+
+    return _published(store, index, calibrated)
+
+
+def _published(store: Store, index: str, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Commit what `change` returns for the current version; the current one if that stays the same."""
     for attempt in range(MAX_ATTEMPTS):
         parent = read_manifest(store, index)
-        spec = change(parent)
-        if spec == parent.spec:
+        manifest = change(parent)
+        if manifest is parent:
             return parent
         try:
-            return commit(store, _altered(parent, spec, named))
+            return commit(store, manifest)
         except ReplacedError:
             raise
         except AlreadyExistsError:

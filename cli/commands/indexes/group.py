@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scannery.cli.commands.export import export
-from scannery.cli.commands.indexes.tune import index_app
+from scannery.cli.commands.indexes.calibrate import index_app
 
 __all__ = ["index_app"]
 

@@ -284,6 +284,7 @@ def _build_facts(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 _MADE_BY = {
     "create": "create_index, without datapoints",
     "alter": "alter, of the version before",
+    "calibrate": "calibrate, of the version before",
     "compact": "compaction",
     "replace": "contents that replaced all datapoints (isCompleteOverwrite)",
 }
