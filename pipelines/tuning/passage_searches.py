@@ -10,6 +10,7 @@ Shapes: Q questions, D dimensions, H rows of a ranking, M rows found in a segmen
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +47,6 @@ COMPARED_ROWS = 20
 """First rows of a ranking that are compared with the passage."""
 PASSAGE = np.int64(-1)
 """The passage of a question among the rows of a ranking."""
-_SEED = 2
 _ROW_BITS = 40
 _TINY = 1e-12
 
@@ -61,27 +61,30 @@ class Question:
 
 
 def questions_about(index: OpenIndex) -> list[Question]:
-    """Return questions about passages drawn from the rows of an index, of each segment in proportion to its rows.
+    """Return questions about passages of an index: about those whose ids have the least hashes.
 
-    If the index has an encoder, the passages have vectors.
+    So they do not depend on how rows are distributed over segments. If the index has an encoder, the passages have
+    vectors.
     """
-    generator = np.random.default_rng(_SEED)
     needs_vectors = index.spec.encoder is not None
     live = {
         number: segment_rows
         for number, segment_rows in enumerate(index.live_rows())
         if segment_rows[0].has_vectors or not needs_vectors
     }
-    rows = sum(len(rows_R) for _, rows_R in live.values())
-    total = min(MOST_QUESTIONS, rows // ROWS_PER_QUESTION)
-    questions: list[Question] = []
+    count = min(MOST_QUESTIONS, sum(len(rows_R) for _, rows_R in live.values()) // ROWS_PER_QUESTION)
+    places: list[tuple[int, int, int]] = []
     for number, (segment, rows_R) in live.items():
-        count = min(len(rows_R), round(total * len(rows_R) / max(rows, 1)))
-        drawn = np.sort(generator.choice(rows_R, count, replace=False))
-        for row, text in zip(drawn.tolist(), segment.searched_texts(drawn), strict=True):
-            question = question_of(text, generator)
-            if question is not None:
-                questions.append(Question(question, number, row))
+        ids = segment.take(rows_R, ["id"]).column(0).to_pylist()
+        hashes_R = np.fromiter((zlib.crc32(name.encode()) for name in ids), np.int64, len(ids))
+        least = np.argsort(hashes_R, kind="stable")[:count]
+        places += zip(hashes_R[least].tolist(), [number] * len(least), rows_R[least].tolist(), strict=True)
+    questions: list[Question] = []
+    for seed, number, row in sorted(places)[:count]:
+        [text] = live[number][0].searched_texts(np.array([row]))
+        question = question_of(text, np.random.default_rng(seed))
+        if question is not None:
+            questions.append(Question(question, number, row))
     return questions
 
 

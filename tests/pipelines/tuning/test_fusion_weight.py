@@ -123,6 +123,18 @@ def test_the_scales_of_an_index_give_a_hit_the_same_score_with_every_filter(stor
 
 
 @pytest.mark.system
+def test_what_is_measured_does_not_depend_on_the_number_of_shards(store, write, tmp_path):
+    run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
+    other = Store.open(tmp_path / "sharded", create=True)
+    run(other, write("a.jsonl", records(0, 80)), spec={**SPEC, "shards": 4})
+    first, second = manifest_of(store, "talks"), manifest_of(other, "talks")
+    assert len({entry.shard for entry in second.segments}) == 4
+    assert first.fusion is not None
+    assert first.relevance is not None
+    assert (first.fusion, first.relevance) == (second.fusion, second.relevance)
+
+
+@pytest.mark.system
 def test_a_version_of_an_earlier_release_is_measured_again_and_loses_nothing_without_the_model(store, write):
     run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
     manifest = manifest_of(store, "talks")
