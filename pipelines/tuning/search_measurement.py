@@ -70,8 +70,8 @@ def with_measured_search(
         )
     measured = previous
     if _is_missing(previous, spec) and (encoder is not None) == (spec.encoder is not None):
-        new = _measured(manifest, store, encoder)
-        measured = _Measured(new.fusion or previous.fusion, new.relevance or previous.relevance)
+        # Both or none: the curve of hybrid search is one of the weight that was measured with it.
+        measured = _measured(manifest, store, encoder) or previous
     return manifest.model_copy(update=measured._asdict())
 
 
@@ -102,23 +102,25 @@ def _identity(manifest: Manifest) -> tuple[str | None, dict[str, Any]]:
     return (manifest.encoder or {}).get("digest"), lexical.rules if lexical else {}
 
 
-def _measured(manifest: Manifest, store: Store, encoder: EncoderSource | None) -> _Measured:
+def _measured(manifest: Manifest, store: Store, encoder: EncoderSource | None) -> _Measured | None:
     searched = _first_segments(manifest.segments)
     rows = sum(entry.live_rows for entry in searched if entry.vectors or encoder is None)
     if rows < LEAST_QUESTIONS * ROWS_PER_QUESTION:
-        return _Measured(None, None)
+        return None
     try:
         index = open_manifest(store, manifest.model_copy(update={"segments": searched}))
-        fusion, relevance = _of_index(index, encoder)
+        measured = _of_index(index, encoder)
     except (OSError, EmbedError) as error:
         # There is no space for the cache, or a compaction runs where the model is not: no fault of the version.
         _LOG.warning("the defaults of searches by text were not measured: %s", error)
-        return _Measured(None, None)
+        return None
+    if measured is None:
+        return None
     digest, rules = _identity(manifest)
     update = {"rows": manifest.rows, "encoder": digest, "lexical_rules": rules}
+    fusion, relevance = measured
     return _Measured(
-        None if fusion is None else fusion.model_copy(update=update),
-        None if relevance is None else relevance.model_copy(update=update),
+        fusion and fusion.model_copy(update=update), relevance and relevance.model_copy(update=update)
     )
 
 
@@ -127,14 +129,14 @@ def _first_segments(entries: Sequence[SegmentEntry]) -> tuple[SegmentEntry, ...]
     return tuple(entries[: int(np.searchsorted(sizes, MOST_BYTES, side="right"))])
 
 
-def _of_index(index: OpenIndex, encoder: EncoderSource | None) -> _Measured:
-    """Return what is measured about an open index: nothing, if too few questions can be made of its passages."""
+def _of_index(index: OpenIndex, encoder: EncoderSource | None) -> _Measured | None:
+    """Return what is measured about an open index; None if too few questions can be made of its passages."""
     spec = index.spec
     if spec.lexical is not None and any(segment.postings is None for segment in index.segments):
-        return _Measured(None, None)
+        return None
     questions = questions_about(index)
     if len(questions) < LEAST_QUESTIONS:
-        return _Measured(None, None)
+        return None
     about = passage_searches(index, questions, encoder)
     fusion = fusion_weight(about) if _has_default_weight(spec) else None
     texts = foreign_questions(spec.lexical.language if spec.lexical is not None else "english")

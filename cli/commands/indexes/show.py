@@ -145,9 +145,8 @@ def _relevance_text(relevance: Relevance) -> str:
         f"(error {curve.error:.3f}, separation {curve.separation:.3f})"
         for mode, curve in relevance.curves.items()
     ]
-    questions = (
-        f"{relevance.questions} questions made from passages and {relevance.foreign_questions} foreign ones"
-    )
+    kind = "judged questions" if relevance.source == "judgements" else "questions made from passages"
+    questions = f"{relevance.questions} {kind} and {relevance.foreign_questions} foreign ones"
     return f"{'; '.join(modes)}; measured with {questions}"
 
 

@@ -47,8 +47,9 @@ def current(store: Path) -> Manifest:
 
 
 def test_the_curves_are_those_of_the_judgements_and_can_be_taken_back(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
     before = current(store)
     arguments = ("index", "calibrate", "talks", "--store", str(store), *judged(tmp_path, 40))
     with scannery.connect(store) as client:
@@ -87,7 +88,7 @@ def test_what_cannot_be_fitted_is_refused_and_changes_nothing(
     assert main([*where, *judged(tmp_path, 5)]) == 2
     assert "5 judged queries tell too little" in capsys.readouterr().err
     assert (
-        main([*where, "--queries", str(tmp_path / "none.jsonl"), "--qrels", str(tmp_path / "qrels.tsv")]) == 2
+        main([*where, "--queries", str(tmp_path / "none.jsonl"), "--qrels", str(tmp_path / "qrels.tsv")]) == 3
     )
     (tmp_path / "few.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records(0, 8)))
     build({**SPEC, "index": "few"}, [str(tmp_path / "few.jsonl")], str(store))
