@@ -18,7 +18,7 @@ from scannery.indexer.manifest import FusionWeight, Manifest
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import compact
 from scannery.pipelines.tuning import search_measurement
-from scannery.pipelines.tuning.fusion_weight import WEIGHTS, best_weight
+from scannery.pipelines.tuning.fusion_weight import chosen_weight
 from scannery.pipelines.tuning.search_measurement import with_measured_search
 from tests.embed.tiny_models import make_model
 from tests.pipelines.conftest import manifest_of, run
@@ -72,8 +72,8 @@ def few_questions(monkeypatch):
 def test_a_build_measures_the_weight_and_searches_use_it(store, write):
     report = run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
     weight = weight_of(store)
-    assert weight.alpha in WEIGHTS
-    assert weight.hybrid >= max(weight.dense, weight.lexical) > 0
+    assert weight.alpha == chosen_weight(weight.dense, weight.lexical)
+    assert 0 < weight.hybrid <= 1
     assert (report.alpha, report.alpha_questions, weight.rows) == (weight.alpha, weight.questions, 80)
     assert weight.questions == 16
     index = scannery.connect(store.uri).index("talks")
@@ -209,29 +209,17 @@ def test_manifests_of_earlier_releases_have_no_weight(store, write):
     assert '"search"' not in manifest.to_json().decode()  # earlier releases refuse unknown keys of a spec
 
 
-def curve(lexical: float, dense: float, best: int, height: float) -> np.ndarray:
-    means_A = np.interp(WEIGHTS, [0, 1], [lexical, dense])
-    means_A[best] = height
-    return means_A
+def test_the_better_search_has_more_weight():
+    assert chosen_weight(0.5, 0.5) == 0.57
+    assert chosen_weight(0.4, 0.5) == 0.36
+    assert chosen_weight(0.5, 0.4) == 0.77
+    weights = [chosen_weight(dense, 0.5) for dense in np.linspace(0.1, 1, 50)]
+    assert weights == sorted(weights)
+    assert 0 <= weights[0] < 0.05
+    assert weights[-1] > 0.95
 
 
-def test_the_best_weight_is_taken():
-    assert WEIGHTS[best_weight(curve(0.6, 0.5, 4, 0.7))] == 0.3
-    assert WEIGHTS[best_weight(curve(0.5, 0.6, 9, 0.7))] == 0.8
-    assert WEIGHTS[best_weight(np.full(len(WEIGHTS), 0.5))] == 0.5
-
-
-def test_a_ranking_that_is_far_worse_gets_little_weight():
-    assert WEIGHTS[best_weight(curve(0.6, 0.2, 4, 0.7))] == 0.0
-    assert WEIGHTS[best_weight(curve(0.6, 0.2, 1, 0.61))] == 0.05
-    assert WEIGHTS[best_weight(curve(0.2, 0.6, 4, 0.7))] == 1.0
-    # Below a quarter of the other one's nDCG@10, none.
-    assert WEIGHTS[best_weight(curve(0.6, 0.1, 1, 0.61))] == 0.0
-    assert WEIGHTS[best_weight(curve(0.1, 0.6, 11, 0.61))] == 1.0
-
-
-def test_it_is_never_below_the_better_side():
-    generator = np.random.default_rng(0)
-    for _ in range(200):
-        means_A = generator.random(len(WEIGHTS))
-        assert means_A[best_weight(means_A)] >= max(means_A[0], means_A[-1])
+def test_a_search_that_is_far_worse_gets_no_weight():
+    assert chosen_weight(0.1, 0.5) == chosen_weight(0, 0.5) == 0
+    assert chosen_weight(0.5, 0.1) == chosen_weight(0.5, 0) == 1
+    assert chosen_weight(0, 0) == 0.5
