@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from scannery.indexer.manifest import FusionScales, FusionWeight
+from scannery.indexer.tuning.score_fusion import SAME_SHARE
 from scannery.pipelines.tuning.passage_searches import PASSAGE, PassageScores, QuestionSearch, fused
 
 __all__ = ["chosen_weight", "fusion_weight"]
@@ -33,14 +34,20 @@ USELESS_SHARE = 0.25
 """A search with less than this share of the other one's nDCG@10 gets no weight."""
 CUTOFF = 10
 _LEAST_SHARE = 0.01
+_LEAST_RANGE = 2 * SAME_SHARE
+"""Least range of the scores of a question, as a share of the best one: scores that are the same may be rounded to
+neighbours."""
 
 
-def fusion_weight(searches: Sequence[QuestionSearch]) -> FusionWeight:
+def fusion_weight(searches: Sequence[QuestionSearch]) -> FusionWeight | None:
     """Return the weight for questions about passages, and the scales, of an index with both searches.
 
-    `rows` and what follows it in the record are left for the caller.
+    `rows` and what follows it in the record are left for the caller. None: all rows have the same scores by vector, so
+    these have no scale.
     """
     scales = _scales(searches)
+    if scales is None:
+        return None
     lexical, dense = _means(searches, scales, [0.0, 1.0])
     alpha = chosen_weight(dense, lexical)
     [hybrid] = _means(searches, scales, [alpha])
@@ -72,9 +79,15 @@ def _means(searches: Sequence[QuestionSearch], scales: FusionScales, weights: Se
     return means
 
 
-def _scales(searches: Sequence[QuestionSearch]) -> FusionScales:
-    """Return the scales of an index: the mean scores of the best rows, and of those at place 200."""
-    dense = [each.dense.scores_H for each in searches if each.dense is not None and len(each.dense.keys_H)]
+def _scales(searches: Sequence[QuestionSearch]) -> FusionScales | None:
+    """Return the scales of an index: the mean scores of the best rows, and of those at place 200.
+
+    Questions whose rows have the same scores by vector have no part in its scale. None: there are no others.
+    """
+    rankings = [each.dense.scores_H for each in searches if each.dense is not None and len(each.dense.keys_H)]
+    dense = [scores_H for scores_H in rankings if np.ptp(scores_H) > _LEAST_RANGE * abs(scores_H[0])]
+    if rankings and not dense:
+        return None
     shares = [
         float(each.lexical.scores_H[0])
         for each in searches

@@ -223,3 +223,19 @@ def test_a_search_that_is_far_worse_gets_no_weight():
     assert chosen_weight(0.1, 0.5) == chosen_weight(0, 0.5) == 0
     assert chosen_weight(0.5, 0.1) == chosen_weight(0.5, 0) == 1
     assert chosen_weight(0, 0) == 0.5
+
+
+@pytest.mark.system
+def test_texts_that_are_all_the_same_have_no_part_in_the_scales(store, write):
+    same = [
+        {"id": f"s{row}", "text": "The text of this page will follow, in a few weeks."} for row in range(250)
+    ]
+    run(store, write("same.jsonl", same), spec=SPEC)
+    assert manifest_of(store, "talks").fusion is None  # nothing tells them apart
+    run(store, write("a.jsonl", records(0, 60)), spec=SPEC)
+    scales = weight_of(store).scales
+    assert scales is not None
+    assert scales.dense_one - scales.dense_zero > 0.2
+    # Words that no row has leave the answer to its meaning.
+    index = scannery.connect(store.uri).index("talks")
+    assert index.search("magma", 1)[0].id == index.search("magma", 1, mode="dense")[0].id
