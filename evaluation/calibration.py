@@ -52,9 +52,11 @@ def calibrated(
         foreign: samples of foreign questions by mode.
 
     Raises:
-        CollectionError: there are fewer than LEAST_QUESTIONS, or higher scores are no better.
+        CollectionError: no mode is judged, there are fewer than LEAST_QUESTIONS, or higher scores are no better.
 
     """
+    if not judged:
+        raise CollectionError("hits have no relevance to calibrate in any mode", field="index")
     curves = dict(relevance.curves)
     questions = foreign_questions = 0
     for mode, curve in relevance.curves.items():

@@ -167,35 +167,32 @@ def alter_index(
     return _published(store, index, altered)
 
 
-def calibrate_index(store: Store, index: str, relevance: Relevance) -> Manifest:
+def calibrate_index(store: Store, searched: Manifest, relevance: Relevance) -> Manifest:
     """Publish a version whose scores mean something else, and return its manifest.
 
     Args:
         store: the store.
-        index: name of the index.
-        relevance: what they mean; of the current version it takes the rows and the rest of what it depends on.
+        searched: the version whose hits were judged.
+        relevance: what its scores mean.
 
     Raises:
         NotFoundError, CorruptError, FormatError, AlreadyExistsError: as `alter_index`.
-        InvalidSpecError: the current version has no curves: those that it had are of another encoder or analyser.
+        InvalidSpecError: the current version was measured since then, so its scores are others.
 
     """
 
     def calibrated(parent: Manifest) -> Manifest:
-        current = parent.relevance
-        if current is None:
-            raise _refused("relevance", "was not measured by the build of the current version")
-        depends = {name: getattr(current, name) for name in ("rows", "encoder", "lexical_rules")}
+        if (parent.fusion, parent.relevance) != (searched.fusion, searched.relevance):
+            raise _refused(
+                "relevance",
+                f"was measured again in version {parent.version}, after the search for hits: calibrate that version",
+            )
         statistics = {"mode": "calibrate", "builds": parent.builds}
         return parent.model_copy(
-            update={
-                "parent": parent.version,
-                "relevance": relevance.model_copy(update=depends),
-                "statistics": statistics,
-            }
+            update={"parent": parent.version, "relevance": relevance, "statistics": statistics}
         )
 
-    return _published(store, index, calibrated)
+    return _published(store, searched.index, calibrated)
 
 
 def _published(store: Store, index: str, change: Callable[[Manifest], Manifest]) -> Manifest:

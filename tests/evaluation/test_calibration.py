@@ -60,6 +60,8 @@ def test_few_or_useless_judgements_are_refused():
     foreign = odds_samples([[]] * 48)
     with pytest.raises(CollectionError, match=f"{LEAST_QUESTIONS - 1} judged queries"):
         calibrated(RELEVANCE, {"dense": few}, {"dense": foreign})
+    with pytest.raises(CollectionError, match="no relevance to calibrate in any mode"):
+        calibrated(RELEVANCE, {}, {})
     upside_down = Samples([np.array([1.0, -1.0])] * 30, [np.array([False, True])] * 30)
     with pytest.raises(CollectionError, match="tell nothing"):
         calibrated(RELEVANCE, {"dense": upside_down}, {"dense": foreign})

@@ -60,7 +60,7 @@ def calibrate_command(
         )
     from scannery.indexer.versions.creation import calibrate_index
 
-    version = calibrate_index(opened, name, relevance).version
+    version = calibrate_index(opened, manifest, relevance).version
     if as_json:
         print_json({"index": name, "version": version, "relevance": relevance.model_dump(mode="json")})
         return
@@ -87,16 +87,28 @@ def _fitted(
     lexical = manifest.spec.lexical
     foreign = foreign_questions(lexical.language if lexical is not None else "english")
     relevant = [{key for key, level in judgements[query].items() if level > 0} for query in queries]
-    options: dict[str, Any] = {"fields": [], **({} if passages else {"max_per_group": 1})}
+    common: dict[str, Any] = {"fields": [], **({} if passages else {"max_per_group": 1})}
     judged_samples: dict[str, Samples] = {}
     foreign_samples: dict[str, Samples] = {}
-    for mode in relevance.curves:
+    for mode, of_mode in _measured_searches(manifest, relevance).items():
+        options = common | of_mode
         texts = [asked_of(query, mode) for query in queries.values()]
-        judged_hits = batched(index, texts, HITS, mode=mode, **options)
+        judged_hits = batched(index, texts, HITS, **options)
         judged_samples[mode] = odds_samples(_relevances(judged_hits, passages=passages), relevant)
-        foreign_hits = batched(index, foreign, HITS, mode=mode, **options)
+        foreign_hits = batched(index, foreign, HITS, **options)
         foreign_samples[mode] = odds_samples(_relevances(foreign_hits, passages=passages))
     return calibrated(relevance, judged_samples, foreign_samples)
+
+
+def _measured_searches(manifest: Manifest, relevance: Relevance) -> dict[str, dict[str, Any]]:
+    """Return the options of the searches whose hits have a relevance, by mode, whatever the spec's defaults are."""
+    searches: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in relevance.curves}
+    weight = manifest.fusion
+    if weight is None or weight.scales is None:
+        searches.pop("hybrid", None)
+    elif "hybrid" in searches:
+        searches["hybrid"] |= {"fusion": "weighted_score", "alpha": weight.alpha}
+    return searches
 
 
 def _relevances(results: Sequence[Hits], *, passages: bool) -> Iterator[list[tuple[str, float]]]:

@@ -10,7 +10,11 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.indexer import Manifest, Store, read_manifest
+from scannery.indexer.errors import InvalidSpecError
 from scannery.indexer.maintenance import rollback
+from scannery.indexer.manifest import Relevance
+from scannery.indexer.versions.creation import calibrate_index
+from scannery.indexer.versions.versions import commit
 from scannery.pipelines import build
 from scannery.pipelines.tuning import search_measurement
 from tests.pipelines.tuning.test_fusion_weight import SPEC, records
@@ -44,6 +48,12 @@ def judged(folder: Path, count: int) -> tuple[str, ...]:
 
 def current(store: Path) -> Manifest:
     return read_manifest(Store.open(store), "talks")
+
+
+def relevance_of(store: Path) -> Relevance:
+    relevance = current(store).relevance
+    assert relevance is not None
+    return relevance
 
 
 def test_the_curves_are_those_of_the_judgements_and_can_be_taken_back(
@@ -96,3 +106,29 @@ def test_what_cannot_be_fitted_is_refused_and_changes_nothing(
     assert main(["index", "calibrate", "few", "--store", str(store), *judged(tmp_path, 30)]) == 2
     assert "has no measured relevance" in " ".join(capsys.readouterr().err.split())
     assert current(store).version == version
+
+
+@pytest.mark.parametrize("search", [{"alpha": 0.9}, {"fusion": "reciprocal_rank"}])
+def test_a_spec_with_another_fusion_calibrates_the_measured_one(
+    store: Path, tmp_path: Path, search: dict[str, object]
+) -> None:
+    before = current(store)
+    arguments = ("index", "calibrate", "talks", "--store", str(store), *judged(tmp_path, 40))
+    assert main(list(arguments)) == 0
+    expected = relevance_of(store).curves
+    rollback(Store.open(store), "talks", before.version)
+    with scannery.connect(store) as client:
+        client.index("talks").alter(search=search)
+    assert main(list(arguments)) == 0
+    assert relevance_of(store).curves == expected
+    rollback(Store.open(store), "talks", before.version)
+
+
+def test_a_version_that_was_measured_meanwhile_keeps_its_relevance(store: Path) -> None:
+    opened, searched = Store.open(store), current(store)
+    measured = relevance_of(store).model_copy(update={"encoder": "another", "questions": 99})
+    later = commit(opened, searched.model_copy(update={"parent": searched.version, "relevance": measured}))
+    with pytest.raises(InvalidSpecError, match=f"measured again in version {later.version}"):
+        calibrate_index(opened, searched, relevance_of(store))
+    assert current(store) == later
+    rollback(opened, "talks", searched.version)
