@@ -62,17 +62,32 @@ def with_measured_search(
         CorruptError, NotFoundError: a segment cannot be opened, so the version could not be served.
 
     """
-    spec, previous = manifest.spec, _Measured(None, None)
-    if parent is not None:
-        previous = _Measured(
-            parent.fusion if _has_default_weight(spec) and _still_holds(parent.fusion, manifest) else None,
-            parent.relevance if _still_holds(parent.relevance, manifest) else None,
-        )
-    measured = previous
-    if _is_missing(previous, spec) and (encoder is not None) == (spec.encoder is not None):
-        # Both or none: the curve of hybrid search is one of the weight that was measured with it.
-        measured = _measured(manifest, store, encoder) or previous
+    spec, earlier = manifest.spec, _of_parent(parent, manifest)
+    measured = _Measured(
+        earlier.fusion if _still_holds(earlier.fusion, manifest) else None,
+        earlier.relevance if _still_holds(earlier.relevance, manifest) else None,
+    )
+    if _is_missing(measured, spec) and (encoder is not None) == (spec.encoder is not None):
+        try:
+            # Both or none: the curve of hybrid search is one of the weight that was measured with it.
+            measured = _measured(manifest, store, encoder) or measured
+        except (OSError, EmbedError) as error:
+            # There is no space for the cache, or a compaction runs where the model is not: no fault of the version.
+            # What was measured with fewer rows is better than nothing, with which `min_relevance` is refused.
+            _LOG.warning("the defaults of searches by text were not measured: %s", error)
+            measured = earlier
     return manifest.model_copy(update=measured._asdict())
+
+
+def _of_parent(parent: Manifest | None, manifest: Manifest) -> _Measured:
+    """Return what was measured of the version before with the same encoder and the same rules of the analyser."""
+    if parent is None:
+        return _Measured(None, None)
+    has_weight = _has_default_weight(manifest.spec) and _is_alike(parent.fusion, manifest)
+    return _Measured(
+        parent.fusion if has_weight else None,
+        parent.relevance if _is_alike(parent.relevance, manifest) else None,
+    )
 
 
 def _has_default_weight(spec: IndexSpec) -> bool:
@@ -90,10 +105,12 @@ def _is_missing(measured: _Measured, spec: IndexSpec) -> bool:
     )
 
 
+def _is_alike(previous: FusionWeight | Relevance | None, manifest: Manifest) -> bool:
+    return previous is not None and _identity(manifest) == (previous.encoder, previous.lexical_rules)
+
+
 def _still_holds(previous: FusionWeight | Relevance | None, manifest: Manifest) -> bool:
-    if previous is None or _identity(manifest) != (previous.encoder, previous.lexical_rules):
-        return False
-    return previous.rows / GROWTH <= manifest.rows <= previous.rows * GROWTH
+    return previous is not None and previous.rows / GROWTH <= manifest.rows <= previous.rows * GROWTH
 
 
 def _identity(manifest: Manifest) -> tuple[str | None, dict[str, Any]]:
@@ -107,13 +124,8 @@ def _measured(manifest: Manifest, store: Store, encoder: EncoderSource | None) -
     rows = sum(entry.live_rows for entry in searched if entry.vectors or encoder is None)
     if rows < LEAST_QUESTIONS * ROWS_PER_QUESTION:
         return None
-    try:
-        index = open_manifest(store, manifest.model_copy(update={"segments": searched}))
-        measured = _of_index(index, encoder)
-    except (OSError, EmbedError) as error:
-        # There is no space for the cache, or a compaction runs where the model is not: no fault of the version.
-        _LOG.warning("the defaults of searches by text were not measured: %s", error)
-        return None
+    index = open_manifest(store, manifest.model_copy(update={"segments": searched}))
+    measured = _of_index(index, encoder)
     if measured is None:
         return None
     digest, rules = _identity(manifest)

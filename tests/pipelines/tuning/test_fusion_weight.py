@@ -191,6 +191,22 @@ def test_a_compaction_without_the_model_measures_nothing(store, write, tmp_path,
 
 
 @pytest.mark.system
+def test_a_compaction_without_the_model_keeps_what_was_measured_of_fewer_rows(store, write, tmp_path):
+    model = make_model("static", tmp_path)
+    run(store, write("a.jsonl", records(0, 80)), spec=SPEC | {"encoder": {"model": str(model)}})
+    before = manifest_of(store, "talks")
+    assert before.relevance is not None
+    with scannery.connect(store.uri) as client:
+        client.index("talks").upsert(records(80, 140))
+    seal(store, "talks")
+    shutil.rmtree(model)
+    compact("talks", store.uri)
+    after = manifest_of(store, "talks")
+    assert (after.version, after.rows) == (3, 140)
+    assert (after.fusion, after.relevance) == (before.fusion, before.relevance)
+
+
+@pytest.mark.system
 def test_versions_without_a_measured_weight_count_both_rankings_the_same(store, write):
     report = run(store, write("a.jsonl", records(0, 12)), spec=SPEC)
     manifest = manifest_of(store, "talks")
