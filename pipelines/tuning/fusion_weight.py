@@ -94,10 +94,15 @@ def _scales(searches: Sequence[QuestionSearch]) -> FusionScales | None:
         if each.lexical is not None and len(each.lexical.keys_H)
     ]
     return FusionScales(
-        dense_zero=round(float(np.mean([scores_H[-1] for scores_H in dense] or [0.0])), 6),
-        dense_one=round(float(np.mean([scores_H[0] for scores_H in dense] or [1.0])), 6),
+        dense_zero=_mean([scores_H[-1] for scores_H in dense] or [0.0]),
+        dense_one=_mean([scores_H[0] for scores_H in dense] or [1.0]),
         lexical_one=round(max(float(np.mean(shares or [1.0])), _LEAST_SHARE), 6),
     )
+
+
+def _mean(scores: Sequence[float]) -> float:
+    """Return the mean in six digits: products of vectors that are not of length 1 may be tiny, or huge."""
+    return float(f"{np.mean(scores):.6g}")
 
 
 def _gains(search: QuestionSearch, scales: FusionScales, weights_A: np.ndarray) -> np.ndarray:

@@ -121,7 +121,7 @@ def fitted_curve(about: Samples, foreign: Samples) -> RelevanceCurve | None:
         errors.append(calibration_error(_logistic(intercept + slope * scores_S), answers_S, weights_S))
     return RelevanceCurve(
         intercept=round(whole[0], 6),
-        slope=round(whole[1], 6),
+        slope=float(f"{whole[1]:.6g}"),  # not decimals: products of long vectors have a tiny slope
         error=round(float(np.mean(errors)), 4),
         separation=round(separation(about, foreign), 4),
     )

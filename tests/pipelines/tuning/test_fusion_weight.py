@@ -242,6 +242,22 @@ def test_a_search_that_is_far_worse_gets_no_weight():
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_vectors_of_any_length_have_scales_and_curves(store, write, unit):
+    made = records(0, 80)
+    vectors_ND = Encoder.load(SPEC["encoder"]["model"]).encode_documents([each["text"] for each in made])
+    given = [
+        each | {"v": (unit * vector_D).tolist()} for each, vector_D in zip(made, vectors_ND, strict=True)
+    ]
+    source = {"id": "id", "text": "text", "vector": "v"}
+    run(store, write("long.jsonl", given), spec=SPEC | {"source": source, "distance": "dot"})
+    scales = weight_of(store).scales
+    assert scales is not None
+    assert 0.1 * unit < scales.dense_one - scales.dense_zero < unit
+    assert manifest_of(store, "talks").relevance is not None
+
+
+@pytest.mark.system
 def test_texts_that_are_all_the_same_have_no_part_in_the_scales(store, write):
     same = [
         {"id": f"s{row}", "text": "The text of this page will follow, in a few weeks."} for row in range(250)

@@ -55,6 +55,25 @@ def test_a_curve_has_the_odds_that_the_samples_were_drawn_with():
     assert probabilities.dtype == np.float32
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1e12])
+def test_a_curve_is_the_same_in_any_unit_of_the_scores(unit):
+    about = drawn(np.random.default_rng(0), 200, -4.0, 6.0)
+    foreign = Samples([np.linspace(0.5, 0, 10)] * 10, [np.zeros(10, bool)] * 10)
+    curve, other = (
+        fitted_curve(
+            *(
+                Samples([scale * scores_C for scores_C in each.scores], each.answers)
+                for each in (about, foreign)
+            )
+        )
+        for scale in (1.0, unit)
+    )
+    assert curve is not None
+    assert other is not None
+    assert other.slope * unit == pytest.approx(curve.slope, rel=1e-5)
+    assert (other.intercept, other.error) == pytest.approx((curve.intercept, curve.error), rel=1e-5)
+
+
 def test_foreign_questions_count_as_much_as_the_others_however_few_they_are():
     generator = np.random.default_rng(0)
     about = drawn(generator, 1000, -2.0, 4.0)
