@@ -50,7 +50,7 @@ class _Measured(NamedTuple):
 def with_measured_search(
     manifest: Manifest, parent: Manifest | None, store: Store, encoder: EncoderSource | None
 ) -> Manifest:
-    """Return the manifest with what was measured: that of the parent where it still holds.
+    """Return the manifest with what was measured: that of the parent where it still holds, or nothing can be measured.
 
     Args:
         manifest: of the version to commit; its segments are in the store.
@@ -62,20 +62,15 @@ def with_measured_search(
         CorruptError, NotFoundError: a segment cannot be opened, so the version could not be served.
 
     """
-    spec, earlier = manifest.spec, _of_parent(parent, manifest)
-    measured = _Measured(
-        earlier.fusion if _still_holds(earlier.fusion, manifest) else None,
-        earlier.relevance if _still_holds(earlier.relevance, manifest) else None,
+    spec, measured = manifest.spec, _of_parent(parent, manifest)
+    holding = _Measured(
+        measured.fusion if _still_holds(measured.fusion, manifest) else None,
+        measured.relevance if _still_holds(measured.relevance, manifest) else None,
     )
-    if _is_missing(measured, spec) and (encoder is not None) == (spec.encoder is not None):
-        try:
-            # Both or none: the curve of hybrid search is one of the weight that was measured with it.
-            measured = _measured(manifest, store, encoder) or measured
-        except (OSError, EmbedError) as error:
-            # There is no space for the cache, or a compaction runs where the model is not: no fault of the version.
-            # What was measured with fewer rows is better than nothing, with which `min_relevance` is refused.
-            _LOG.warning("the defaults of searches by text were not measured: %s", error)
-            measured = earlier
+    if _is_missing(holding, spec) and (encoder is not None) == (spec.encoder is not None):
+        # Both or none: the curve of hybrid search is one of the weight that was measured with it. What was measured of
+        # far more or fewer rows is better than nothing, with which scores change and `min_relevance` is refused.
+        measured = _measured(manifest, store, encoder) or measured
     return manifest.model_copy(update=measured._asdict())
 
 
@@ -124,8 +119,13 @@ def _measured(manifest: Manifest, store: Store, encoder: EncoderSource | None) -
     rows = sum(entry.live_rows for entry in searched if entry.vectors or encoder is None)
     if rows < LEAST_QUESTIONS * ROWS_PER_QUESTION:
         return None
-    index = open_manifest(store, manifest.model_copy(update={"segments": searched}))
-    measured = _of_index(index, encoder)
+    try:
+        index = open_manifest(store, manifest.model_copy(update={"segments": searched}))
+        measured = _of_index(index, encoder)
+    except (OSError, EmbedError) as error:
+        # There is no space for the cache, or a compaction runs where the model is not: no fault of the version.
+        _LOG.warning("the defaults of searches by text were not measured: %s", error)
+        return None
     if measured is None:
         return None
     digest, rules = _identity(manifest)

@@ -207,6 +207,20 @@ def test_a_compaction_without_the_model_keeps_what_was_measured_of_fewer_rows(st
 
 
 @pytest.mark.system
+def test_an_index_that_shrinks_below_the_least_number_of_passages_keeps_what_was_measured(store, write):
+    run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
+    before = manifest_of(store, "talks")
+    with scannery.connect(store.uri) as client:
+        client.index("talks").delete([f"d{number}" for number in range(40)])
+    seal(store, "talks")
+    compact("talks", store.uri)
+    after = manifest_of(store, "talks")
+    assert (after.rows, after.fusion, after.relevance) == (40, before.fusion, before.relevance)
+    with scannery.connect(store.uri) as client:
+        assert client.index("talks").search("a volcano erupts", 1, min_relevance=0)[0].relevance is not None
+
+
+@pytest.mark.system
 def test_versions_without_a_measured_weight_count_both_rankings_the_same(store, write):
     report = run(store, write("a.jsonl", records(0, 12)), spec=SPEC)
     manifest = manifest_of(store, "talks")
