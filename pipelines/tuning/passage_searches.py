@@ -23,6 +23,7 @@ from scannery.indexer.lexical.bm25 import K1, B, corpus_statistics, score_rows
 from scannery.indexer.lexical.expansion import QueryText, WeightedTerms, weighted_terms
 from scannery.indexer.manifest import FusionScales
 from scannery.indexer.reader import OpenIndex
+from scannery.indexer.segment.segment import Segment
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, SAME_SHARE, Scale
 from scannery.indexer.vectors.exact_search import search_ready
 from scannery.pipelines.tuning.tuning_queries import EncoderSource, PassageQuestion, question_of
@@ -44,6 +45,8 @@ MOST_QUESTIONS = 256
 nDCG@10 at times."""
 ROWS_PER_QUESTION = 5
 """Small versions have fewer questions, so that these cost less than embedding the passages."""
+HASHED_ROWS = 1 << 17
+"""Rows whose ids are in memory at once."""
 COMPARED_ROWS = 20
 """First rows of a ranking that are compared with the passage."""
 PASSAGE = np.int64(-1)
@@ -76,8 +79,7 @@ def questions_about(index: OpenIndex) -> list[Question]:
     count = min(MOST_QUESTIONS, sum(len(rows_R) for _, rows_R in live.values()) // ROWS_PER_QUESTION)
     addresses: list[tuple[int, int, int]] = []
     for number, (segment, rows_R) in live.items():
-        ids = segment.take(rows_R, ["id"]).column(0).to_pylist()
-        hashes_R = np.fromiter((zlib.crc32(name.encode()) for name in ids), np.int64, len(ids))
+        hashes_R = _id_hashes(segment, rows_R)
         least = np.argsort(hashes_R, kind="stable")[:count]
         addresses += zip(hashes_R[least].tolist(), [number] * len(least), rows_R[least].tolist(), strict=True)
     questions: list[Question] = []
@@ -87,6 +89,15 @@ def questions_about(index: OpenIndex) -> list[Question]:
         if question is not None:
             questions.append(Question(question, number, row))
     return questions
+
+
+def _id_hashes(segment: Segment, rows_R: np.ndarray) -> np.ndarray:
+    """Return a hash of the id of each row, int64 (R,)."""
+    hashes_R = np.empty(len(rows_R), np.int64)
+    for start in range(0, len(rows_R), HASHED_ROWS):
+        ids = segment.take(rows_R[start : start + HASHED_ROWS], ["id"]).column(0).to_pylist()
+        hashes_R[start : start + len(ids)] = [zlib.crc32(name.encode()) for name in ids]
+    return hashes_R
 
 
 class Ranked(NamedTuple):
@@ -212,7 +223,9 @@ class _Searcher:
 
     def _near(self, passage_D: np.ndarray, least: float, rankings: Sequence[Ranked | None]) -> np.ndarray:
         """Return the keys of the first rows of some rankings whose score by the passage's vector is high enough."""
-        keys_H = np.unique(np.concatenate([each.keys_H[:COMPARED_ROWS] for each in rankings if each]))
+        keys_H = np.unique(
+            np.concatenate([each.keys_H[:COMPARED_ROWS] for each in rankings if each is not None])
+        )
         numbers_H, rows_H = keys_H >> _ROW_BITS, keys_H & ((1 << _ROW_BITS) - 1)
         near_H = np.zeros(len(keys_H), bool)
         for number in np.unique(numbers_H).tolist():
