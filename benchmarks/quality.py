@@ -50,6 +50,7 @@ from benchmarks.data import archived
 from benchmarks.harness import MINILM, run_cases, shared_data, table
 from scannery.embed.text.markdown import front_matter_end
 from scannery.embed.text.sentences import sentences_of
+from scannery.evaluation.calibration import calibrated, odds_samples
 from scannery.evaluation.evaluate import Evaluation, evaluate
 from scannery.evaluation.measures import (
     MAIN_MEASURE,
@@ -117,13 +118,17 @@ def relevance(given: argparse.Namespace, folder: Path) -> None:
         for mode, curve in manifest.relevance.curves.items() if manifest.relevance else ():
             about, others = (relevances(index, questions, mode) for questions in (texts, foreign))
             answers = [[key in keys for key, _ in hits] for hits, keys in zip(about, relevant, strict=True)]
+            judgements = {mode: odds_samples(about, relevant)}, {mode: odds_samples(others)}
+            fitted = calibrated(manifest.relevance, *judgements).curves[mode]
             rows.append([
                 collection.name, mode, f"{curve.error:.3f}", *calibration_of(about, answers, others),
+                f"{fitted.error:.3f}",
             ])  # fmt: skip
             print(*rows[-1], sep=" · ", flush=True)
     header = [
         "", "mode", "error on the build's questions", "error", "of first hits", "separation",
         f"precision from {THRESHOLD:g}", "answered", "foreign ones answered",
+        "error if fitted to judgements",
     ]  # fmt: skip
     print("\n" + table(header, rows))
 
