@@ -24,6 +24,8 @@ from scannery.pipelines.tuning.passage_searches import PASSAGE, QuestionSearch, 
 
 __all__ = ["Samples", "calibration_error", "fitted_curve", "relevance_curves", "separation"]
 
+ANSWER_WEIGHT = 3.0
+"""Weight of hits that answer a question made from a passage: some of its other hits answer as well, unjudged."""
 HITS = 10
 """Best hits of a question that are samples."""
 BINS = 10
@@ -42,10 +44,6 @@ class Samples(NamedTuple):
     """Scores of the hits of each question, descending, float64 (C,)."""
     answers: list[np.ndarray]
     """Whether each of them answers the question, bool (C,)."""
-
-    def at(self, numbers: Sequence[int]) -> Samples:
-        """Return those of some questions."""
-        return Samples([self.scores[n] for n in numbers], [self.answers[n] for n in numbers])
 
     @property
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
@@ -69,7 +67,9 @@ def relevance_curves(
     modes += ["lexical"] if about[0].lexical is not None else []
     modes += ["hybrid"] if weight is not None else []
     curves = {
-        mode: fitted_curve(_samples(about, mode, weight), _samples(foreign, mode, weight, answered=False))
+        mode: fitted_curve(
+            _samples(about, mode, weight), _samples(foreign, mode, weight, answered=False), ANSWER_WEIGHT
+        )
         for mode in modes
     }
     return {mode: curve for mode, curve in curves.items() if curve is not None}
@@ -102,22 +102,28 @@ def _ranked(search: QuestionSearch, mode: _Mode, weight: FusionWeight | None, *,
     return with_passage(ranked, passage.dense if mode == "dense" else passage.lexical)
 
 
-def fitted_curve(about: Samples, foreign: Samples) -> RelevanceCurve | None:
+def fitted_curve(about: Samples, foreign: Samples, answer_weight: float = 1.0) -> RelevanceCurve | None:
     """Return the curve of some questions and foreign ones; None if higher scores are no better.
 
     Its error is measured on the half of the questions that a curve of the other half was not fitted to.
+
+    Args:
+        about: hits of questions that the index answers.
+        foreign: hits of foreign questions.
+        answer_weight: weight of a hit that answers, beside one that does not.
+
     """
-    whole = _fitted(about, foreign)
+    whole = _fitted(_together(about, foreign, answer_weight))
     if whole is None:
         return None
     errors = []
     for half in (0, 1):
-        first, second = (
-            [samples.at(range(start, len(samples.scores), 2)) for samples in (about, foreign)]
+        fit, check = (
+            _together(_every_second(about, start), _every_second(foreign, start), answer_weight)
             for start in (half, 1 - half)
         )
-        intercept, slope = _fitted(*first) or whole
-        scores_S, answers_S, weights_S = _together(*second)
+        intercept, slope = _fitted(fit) or whole
+        scores_S, answers_S, weights_S = check
         errors.append(calibration_error(_logistic(intercept + slope * scores_S), answers_S, weights_S))
     return RelevanceCurve(
         intercept=round(whole[0], 6),
@@ -127,18 +133,25 @@ def fitted_curve(about: Samples, foreign: Samples) -> RelevanceCurve | None:
     )
 
 
-def _together(about: Samples, foreign: Samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _every_second(samples: Samples, start: int) -> Samples:
+    return Samples(samples.scores[start::2], samples.answers[start::2])
+
+
+_Weighted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _together(about: Samples, foreign: Samples, answer_weight: float) -> _Weighted:
     """Return scores, answers and weights of all samples, (S,): both kinds of questions count the same."""
     scores_S, answers_S = about.flat
     foreign_S, no_answers_S = foreign.flat
     share = len(about.scores) / max(len(foreign.scores), 1)
-    weights_S = np.concatenate([np.ones(len(scores_S)), np.full(len(foreign_S), share)])
+    weights_S = np.concatenate([np.where(answers_S, answer_weight, 1.0), np.full(len(foreign_S), share)])
     return np.concatenate([scores_S, foreign_S]), np.concatenate([answers_S, no_answers_S]), weights_S
 
 
-def _fitted(about: Samples, foreign: Samples) -> tuple[float, float] | None:
+def _fitted(samples: _Weighted) -> tuple[float, float] | None:
     """Return intercept and slope of the logistic curve, by Newton's method; None if the slope is not above 0."""
-    scores_S, answers_S, weights_S = _together(about, foreign)
+    scores_S, answers_S, weights_S = samples
     if not answers_S.any() or answers_S.all():
         return None
     weights_S = weights_S / weights_S.sum()

@@ -87,6 +87,14 @@ def test_foreign_questions_count_as_much_as_the_others_however_few_they_are():
     assert (few.intercept, few.slope) == pytest.approx((many.intercept, many.slope), rel=1e-3)
 
 
+def test_answers_may_count_more_than_other_hits():
+    about = drawn(np.random.default_rng(0), 2000, -4.0, 6.0)
+    foreign = Samples([np.zeros(0)] * 10, [np.zeros(0, bool)] * 10)
+    curve = fitted_curve(about, foreign, 3.0)
+    assert curve is not None
+    assert (curve.intercept, curve.slope) == pytest.approx((-4 + np.log(3), 6), abs=0.4)
+
+
 def test_scores_that_tell_nothing_have_no_curve():
     up, down = np.array([0.9, 0.1]), np.array([True, False])
     foreign = Samples([np.array([0.5, 0.4])], [np.zeros(2, bool)])
