@@ -115,11 +115,15 @@ def relevance(given: argparse.Namespace, folder: Path) -> None:
             {key for key, level in collection.judgements[query].items() if level > 0} for query in judged
         ]
         texts, foreign = [collection.queries[query] for query in judged], questions_of_others(name)
-        for mode, curve in manifest.relevance.curves.items() if manifest.relevance else ():
+        assert manifest.relevance is not None
+        for mode, curve in manifest.relevance.curves.items():
             about, others = (relevances(index, questions, mode) for questions in (texts, foreign))
             answers = [[key in keys for key, _ in hits] for hits, keys in zip(about, relevant, strict=True)]
-            judgements = {mode: odds_samples(about, relevant)}, {mode: odds_samples(others)}
-            fitted = calibrated(manifest.relevance, *judgements).curves[mode]
+            by_people, by_nobody = (
+                {str(mode): odds_samples(about, relevant)},
+                {str(mode): odds_samples(others)},
+            )
+            fitted = calibrated(manifest.relevance, by_people, by_nobody).curves[mode]
             rows.append([
                 collection.name, mode, f"{curve.error:.3f}", *calibration_of(about, answers, others),
                 f"{fitted.error:.3f}",

@@ -197,7 +197,7 @@ def test_a_compaction_without_the_model_keeps_what_was_measured_of_fewer_rows(st
     before = manifest_of(store, "talks")
     assert before.relevance is not None
     with scannery.connect(store.uri) as client:
-        client.index("talks").upsert(records(80, 140))
+        client.index("talks").upsert([{"id": each["id"], "text": each["text"]} for each in records(80, 140)])
     seal(store, "talks")
     shutil.rmtree(model)
     compact("talks", store.uri)

@@ -59,15 +59,11 @@ def test_a_curve_has_the_odds_that_the_samples_were_drawn_with():
 def test_a_curve_is_the_same_in_any_unit_of_the_scores(unit):
     about = drawn(np.random.default_rng(0), 200, -4.0, 6.0)
     foreign = Samples([np.linspace(0.5, 0, 10)] * 10, [np.zeros(10, bool)] * 10)
-    curve, other = (
-        fitted_curve(
-            *(
-                Samples([scale * scores_C for scores_C in each.scores], each.answers)
-                for each in (about, foreign)
-            )
-        )
-        for scale in (1.0, unit)
-    )
+
+    def scaled(samples: Samples, scale: float) -> Samples:
+        return Samples([scale * scores_C for scores_C in samples.scores], samples.answers)
+
+    curve, other = (fitted_curve(scaled(about, scale), scaled(foreign, scale)) for scale in (1.0, unit))
     assert curve is not None
     assert other is not None
     assert other.slope * unit == pytest.approx(curve.slope, rel=1e-5)
