@@ -72,7 +72,7 @@ from scannery.indexer.lexical.bm25 import invert, term_columns
 from scannery.pipelines import build
 from scannery.pipelines.planning.build_plan import learned_compounds
 from scannery.pipelines.sources.documents.text_documents import front_matter
-from scannery.pipelines.tuning.relevance_curves import calibration_error
+from scannery.pipelines.tuning.relevance_curves import calibration_error, separation
 
 HITS = 100
 MEASURES = parse_measures(["nDCG@10", "MRR@10", f"recall@{HITS}"])
@@ -178,11 +178,10 @@ def calibration_of(about: Judged, answers: Sequence[Sequence[bool]], foreign: Ju
     best, foreign_best = (
         np.array([hits[0][1] if hits else 0.0 for hits in some]) for some in (about, foreign)
     )
-    above = (best[:, None] > foreign_best).mean() + 0.5 * (best[:, None] == foreign_best).mean()
     return [
         f"{calibration_error(probabilities_S, answers_S, weights_S):.3f}",
         f"{calibration_error(*of_first(1)):.3f}",
-        f"{above:.3f}",
+        f"{separation(odds_samples(about), odds_samples(foreign)):.3f}",
         f"{(shown_S * answers_S).sum() / shown_S.sum():.2f}" if shown_S.any() else "none",
         f"{(best >= THRESHOLD).mean():.2f}",
         f"{(foreign_best >= THRESHOLD).mean():.3f}",

@@ -25,7 +25,7 @@ from scannery.indexer.manifest import FusionScales
 from scannery.indexer.reader import OpenIndex
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, SAME_SHARE, Scale
-from scannery.indexer.vectors.exact_search import search_ready
+from scannery.indexer.vectors.exact_search import row_scores, search_ready
 from scannery.pipelines.tuning.tuning_queries import EncoderSource, PassageQuestion, question_of
 
 __all__ = [
@@ -207,13 +207,14 @@ class _Searcher:
         dense_scores = shares = (0.0, 0.0, 0.0)
         equal_keys = _NO_KEYS
         if query_D is not None and remainders_KD is not None and dense is not None:
-            passage_1D = self._vectors(each.segment, np.array([each.row]))
-            scores_R = self._scores(query_D, np.concatenate([remainders_KD, passage_1D]))
+            segment, row_1 = self._index.segments[each.segment], np.array([each.row])
+            [passage_D] = segment.searched(row_1)
+            scores_R = [*self._scores(query_D, remainders_KD), *segment.scores_of(row_1, query_D)]
             unit = SAME_SHARE * max(float(np.abs(dense.scores_H[:1]).max(initial=0.0)), _TINY)
             dense = Ranked(dense.keys_H, _rounded(dense.scores_H, unit))
             dense_scores = tuple(_rounded(scores_R, unit).tolist())
-            least = float(self._scores(passage_1D[0], remainders_KD).min())
-            equal_keys = self._near(passage_1D[0], least, [dense, lexical])
+            least = float(self._scores(passage_D, remainders_KD).min())
+            equal_keys = self._near(passage_D, least, [dense, lexical])
         if self._by_words is not None and words is not None:
             highest = max(words.highest_score, _TINY)
             first, second = (self._by_words.score(words, text) / highest for text in each.question.rests)
@@ -229,22 +230,15 @@ class _Searcher:
         numbers_H, rows_H = keys_H >> _ROW_BITS, keys_H & ((1 << _ROW_BITS) - 1)
         near_H = np.zeros(len(keys_H), bool)
         for number in np.unique(numbers_H).tolist():
-            if self._index.segments[number].has_vectors:
+            segment = self._index.segments[number]
+            if segment.has_vectors:
                 is_part = numbers_H == number
-                near_H[is_part] = self._scores(passage_D, self._vectors(number, rows_H[is_part])) >= least
+                near_H[is_part] = segment.scores_of(rows_H[is_part], passage_D) >= least
         return keys_H[near_H]
 
-    def _vectors(self, number: int, rows_R: np.ndarray) -> np.ndarray:
-        ready_RD: np.ndarray = search_ready(self._index.segments[number].vectors(rows_R), self._distance)
-        return ready_RD
-
-    def _scores(self, query_D: np.ndarray, rows_RD: np.ndarray) -> np.ndarray:
-        """Return the scores of vectors, float32 (R,)."""
-        if self._distance == "squared_l2":
-            squares_R: np.ndarray = np.square(query_D - rows_RD).sum(axis=1)
-            return -squares_R
-        scores_R: np.ndarray = rows_RD @ query_D
-        return scores_R
+    def _scores(self, query_D: np.ndarray, texts_KD: np.ndarray) -> np.ndarray:
+        """Return the scores that texts would have as rows, float32 (K,)."""
+        return row_scores(texts_KD, np.arange(len(texts_KD)), query_D, self._distance)
 
 
 def _rounded(scores: Any, unit: float) -> np.ndarray:

@@ -83,7 +83,7 @@ def text_mode_of(
         return "dense"
     if not vectors.has_encoder and not vectors.named:
         return "lexical"
-    # A fused score tells how good a hit is beside the best one of the same query: no threshold fits all queries.
+    # Fused scores depend on the weight, and may be relative to the best hit of the query: no threshold fits all.
     return "dense" if message.HasField("min_score") else "hybrid"
 
 
