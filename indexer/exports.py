@@ -94,8 +94,9 @@ from scannery.indexer.manifest import (
     SegmentEntry,
     VectorsInfo,
 )
-from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
+from scannery.indexer.planning.allowed_rows import AllowedRows, are_few
 from scannery.indexer.planning.planner import SegmentHits
+from scannery.indexer.planning.value_order import RowsBetween, ValueOrder
 from scannery.indexer.reader import OpenIndex, VectorSpace, open_index
 from scannery.indexer.scann.config import Effort
 from scannery.indexer.segment.build import BuiltSegment, build_segment, store_segment
@@ -149,7 +150,6 @@ from scannery.indexer.versions.versions import (
 __all__ = [
     "ALIASES_KEY",
     "DYNAMIC_COLUMN",
-    "FEW_ROWS",
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
     "MAX_SPARSE_ENTRIES",
@@ -209,6 +209,7 @@ __all__ = [
     "RejectedRow",
     "ReplacedError",
     "RowIds",
+    "RowsBetween",
     "ScannSpec",
     "SearchSettings",
     "SearchSpec",
@@ -228,6 +229,7 @@ __all__ = [
     "StoredObject",
     "Synonyms",
     "ValidatedBatch",
+    "ValueOrder",
     "VectorSpace",
     "VectorsInfo",
     "VerifyReport",
@@ -235,6 +237,7 @@ __all__ = [
     "alter_index",
     "altered_spec",
     "analyser_of",
+    "are_few",
     "attribute_columns",
     "attribute_value",
     "attribute_values",

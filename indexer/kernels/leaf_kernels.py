@@ -15,6 +15,7 @@ from scannery.indexer.kernels.row_kernels import AHEAD, insert, prefetch, score
 __all__ = [
     "TAIL_LOW",
     "TAIL_STEP",
+    "count_allowed",
     "count_tails",
     "enough",
     "order_leaves",
@@ -210,6 +211,50 @@ def enough(
     return 0, float(missed)
 
 
+@compiled
+def count_allowed(
+    mask_N: np.ndarray, starts_L: np.ndarray, sizes_L: np.ndarray, counts_L: np.ndarray
+) -> None:
+    """Write the number of rows of each leaf that a mask allows to `counts_L`."""
+    for leaf in range(starts_L.shape[0]):
+        count = np.int32(0)  # which is vectorised twice as widely as 64 bits
+        for row in range(starts_L[leaf], starts_L[leaf] + sizes_L[leaf]):
+            count += mask_N[row]
+        counts_L[leaf] = count
+
+
+@partial(compiled, fastmath=False)
+def _allowed_of_leaf(
+    first: int,
+    size: int,
+    mask_N: np.ndarray,
+    positions_N: np.ndarray,
+    start: int,
+    stop: int,
+    rows_R: np.ndarray,
+) -> int:
+    """Write the rows of a leaf that a `RowTest` allows to `rows_R`, and return how many they are.
+
+    Without a branch, since which rows are allowed cannot be predicted: what is not allowed is overwritten, or lies
+    after the last row. `rows_R` has room for one row more than the leaf.
+    """
+    low, high = np.int32(start), np.int32(stop)
+    count = 0
+    if positions_N.shape[0] == 0:
+        for row in range(first, first + size):
+            rows_R[count] = row
+            count += mask_N[row]
+    elif mask_N.shape[0] == 0:
+        for row in range(first, first + size):
+            rows_R[count] = row
+            count += (positions_N[row] >= low) & (positions_N[row] < high)
+    else:
+        for row in range(first, first + size):
+            rows_R[count] = row
+            count += mask_N[row] & (positions_N[row] >= low) & (positions_N[row] < high)
+    return count
+
+
 @partial(compiled, fastmath=False)
 def scan_leaves(
     vectors_ND: np.ndarray,
@@ -220,6 +265,9 @@ def scan_leaves(
     spread_L: np.ndarray,
     sizes_L: np.ndarray,
     mask_N: np.ndarray,
+    positions_N: np.ndarray,
+    start: int,
+    stop: int,
     numbers_R: np.ndarray,
     before_L: np.ndarray,
     allowed_L: np.ndarray,
@@ -232,9 +280,10 @@ def scan_leaves(
     """Write the best allowed rows of the nearest leaves to `rows_K` and `scores_K`; -1 and minus infinity after them.
 
     Leaves are scanned in the order of `predicted_L` until k rows are found and at most `budget` better rows are
-    expected in the others. Allowed rows are `numbers_R` (ascending, of
-    which `before_L` are in the leaves before), or if that is empty those of the mask. Returns the numbers of leaves and
-    rows scanned, and the expected number of hits in the other leaves.
+    expected in the others. Allowed rows are `numbers_R` (ascending, of which `before_L` are in the leaves before, and
+    `allowed_L` in the leaf), or if that is empty those that a `RowTest` allows; `allowed_L` is then an estimate, 0 only
+    if there are none. Returns the numbers of leaves and rows scanned, and the expected number of hits in the other
+    leaves.
     """
     k, leaves, dimensions = rows_K.shape[0], starts_L.shape[0], vectors_ND.shape[1]
     rows_K[:] = -1
@@ -255,23 +304,15 @@ def scan_leaves(
             ordered = min(2 * ordered, leaves)
             sort_leaves(predicted_L, order_L, rank, ordered)
         leaf = order_L[rank]
-        count = allowed_L[leaf]
-        if count > 0:
+        if allowed_L[leaf] > 0:
             if by_number:
-                rows_R = numbers_R[before_L[leaf] : before_L[leaf] + count]
-            elif count == sizes_L[leaf]:
-                for at in range(count):
-                    some_R[at] = starts_L[leaf] + at
-                rows_R = some_R[:count]
+                rows_R = numbers_R[before_L[leaf] : before_L[leaf] + allowed_L[leaf]]
             else:
-                # Without a branch: which rows are allowed cannot be predicted. What is not allowed is overwritten, or
-                # lies after the last row.
-                at = 0
-                for row in range(starts_L[leaf], starts_L[leaf] + sizes_L[leaf]):
-                    some_R[at] = row
-                    at += mask_N[row]
+                count = _allowed_of_leaf(
+                    starts_L[leaf], sizes_L[leaf], mask_N, positions_N, start, stop, some_R
+                )
                 rows_R = some_R[:count]
-            scanned += count
+            scanned += rows_R.shape[0]
             hits, tied = _score_into(
                 vectors_ND, query_D, squared, rows_R, ranks_N, rows_K, scores_K, hits, tied
             )

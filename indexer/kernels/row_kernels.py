@@ -36,6 +36,7 @@ __all__ = [
     "WIDE",
     "hash_rows",
     "insert",
+    "is_allowed",
     "longest",
     "merge_sorted",
     "nearest_rows",
@@ -346,6 +347,14 @@ def nearest_rows(
 
 
 @partial(compiled, fastmath=False)
+def is_allowed(row: int, mask_N: np.ndarray, positions_N: np.ndarray, start: int, stop: int) -> bool:
+    """Return whether a row is allowed, by the fields of a `RowTest`."""
+    if mask_N.shape[0] > 0 and not mask_N[row]:
+        return False
+    return positions_N.shape[0] == 0 or bool(start <= positions_N[row] < stop)
+
+
+@partial(compiled, fastmath=False)
 def _insert_twins(
     rows_K: np.ndarray,
     scores_K: np.ndarray,
@@ -353,6 +362,9 @@ def _insert_twins(
     row: int,
     score: np.float32,
     mask_N: np.ndarray,
+    positions_N: np.ndarray,
+    start: int,
+    stop: int,
     ranks_N: np.ndarray,
     twins_2N: np.ndarray,
 ) -> int:
@@ -360,7 +372,7 @@ def _insert_twins(
     k = rows_K.shape[0]
     member = twins_2N[0, row]
     while member >= 0:
-        if mask_N.shape[0] == 0 or mask_N[member]:
+        if is_allowed(member, mask_N, positions_N, start, stop):
             position = place_of(rows_K, scores_K, count, member, score, ranks_N)
             # k rows are better; or another candidate has inserted these rows already.
             if position == k or (position < count and rows_K[position] == member):
@@ -377,6 +389,9 @@ def rescore_one(
     candidates_C: np.ndarray,
     squared: bool,
     mask_N: np.ndarray,
+    positions_N: np.ndarray,
+    start: int,
+    stop: int,
     ranks_N: np.ndarray,
     twins_2N: np.ndarray,
     rows_K: np.ndarray,
@@ -384,7 +399,7 @@ def rescore_one(
 ) -> tuple[int, int, int, int]:
     """Score candidate rows exactly, and write the best k to `rows_K` and `scores_K`, best first.
 
-    Candidates are distinct integers; negative ones are skipped. A mask that is not empty restricts them. A candidate
+    Candidates are distinct integers; negative ones are skipped, and those that a `RowTest` does not allow. A candidate
     stands for all allowed rows with the same vector: ScaNN proposes any of these, and ids decide. Places after the last
     row are not written. Returns the numbers of rows written, of candidates scored, of candidates up to the k-th that
     was scored, and of candidates, allowed or not, that have the vector of an earlier row in the order of ids.
@@ -398,7 +413,7 @@ def rescore_one(
         has_twins = twins_2N.shape[1] > 0 and twins_2N[0, row] >= 0
         if has_twins and twins_2N[0, row] != row:
             repeated += 1
-        if mask_N.shape[0] > 0 and not mask_N[row]:
+        if not is_allowed(row, mask_N, positions_N, start, stop):
             continue
         scored += 1
         if scored <= k:
@@ -407,7 +422,9 @@ def rescore_one(
         if count == k and (k == 0 or value < scores_K[k - 1]):
             continue
         if has_twins:
-            count = _insert_twins(rows_K, scores_K, count, row, value, mask_N, ranks_N, twins_2N)
+            count = _insert_twins(
+                rows_K, scores_K, count, row, value, mask_N, positions_N, start, stop, ranks_N, twins_2N
+            )
         else:
             count = insert(rows_K, scores_K, count, row, value, ranks_N)
     return count, scored, depth, repeated
@@ -420,6 +437,9 @@ def rescore(
     candidates_QC: np.ndarray,
     squared: bool,
     mask_N: np.ndarray,
+    positions_N: np.ndarray,
+    start: int,
+    stop: int,
     ranks_N: np.ndarray,
     twins_2N: np.ndarray,
     rows_QK: np.ndarray,
@@ -436,6 +456,9 @@ def rescore(
             candidates_QC[query],
             squared,
             mask_N,
+            positions_N,
+            start,
+            stop,
             ranks_N,
             twins_2N,
             rows_QK[query],

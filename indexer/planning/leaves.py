@@ -31,6 +31,7 @@ from scannery.indexer.errors import CorruptError
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped, read_array
 from scannery.indexer.vectors.exact_search import FEW_QUERIES, NO_ROW, unit_length
+from scannery.indexer.vectors.row_test import RowTest
 from scannery.indexer.vectors.vector_files import BLOCK_ROWS, far_middle
 
 __all__ = ["LeafScan", "Leaves", "RowsOfLeaves", "measure_leaves", "pack_leaves", "unpack_leaves"]
@@ -45,16 +46,16 @@ queries, and queries differ."""
 
 
 class RowsOfLeaves(NamedTuple):
-    """Allowed rows as kernels take them."""
+    """Allowed rows as `Leaves.scan` takes them."""
 
-    mask_N: np.ndarray
-    """bool, read-only; empty if the rows are given by number."""
+    test: RowTest
+    """Test of a row; ALL_ROWS if the rows are given by number."""
     numbers_R: np.ndarray
-    """int64, ascending; empty if they are given by the mask."""
+    """int64, ascending; empty if they are given by the test."""
     before_L: np.ndarray
-    """Number of allowed rows before each leaf, int64."""
+    """Number of allowed rows before each leaf, int64; read only for rows that are given by number."""
     allowed_L: np.ndarray
-    """Number of allowed rows in each leaf, int64."""
+    """Number of allowed rows in each leaf, int64; of a test an estimate, 0 only if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,16 @@ class Leaves:
 
     def counts(self, mask_N: np.ndarray) -> np.ndarray:
         """Return the number of rows of each leaf that a mask allows, int64 (L,)."""
-        counts_L: np.ndarray = np.add.reduceat(mask_N, self.starts_L, dtype=np.int64)
+        from scannery.indexer.kernels import leaf_kernels  # compiles on import: only where it is needed
+
+        counts_L = np.empty(len(self.sizes_L), np.int64)
+        leaf_kernels.count_allowed(mask_N, self.starts_L, self.sizes_L, counts_L)
         return counts_L
+
+    def counts_of(self, rows_R: np.ndarray) -> np.ndarray:
+        """Return how many of some rows, which ascend, are in each leaf, int64 (L,)."""
+        before_L = np.searchsorted(rows_R, self.starts_L)
+        return np.diff(before_L, append=len(rows_R))
 
     def leaf_of(self, rows: np.ndarray) -> np.ndarray:
         """Return the number of the leaf of each row; -1 for NO_ROW."""
@@ -237,7 +246,8 @@ class Leaves:
                 predicted_QL[query],
                 spread_QL[query],
                 self.sizes_L,
-                *allowed,
+                *allowed.test,
+                *allowed[1:],
                 self.tails_BT,
                 CAUTION * k * (1 - target_recall),
                 ranks_N,

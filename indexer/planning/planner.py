@@ -231,7 +231,7 @@ class Planner:
         deepest = (k + SURE * math.sqrt(k)) / allowed.share
         candidates = max(depth.rescore, deepest)
         rows_QK, scores_QK, scored_Q, depth_Q, _ = self._searcher.search_allowed(
-            queries_QD, k, rescore=math.ceil(candidates), leaves=leaves, allowed_N=allowed.mask_N
+            queries_QD, k, rescore=math.ceil(candidates), leaves=leaves, allowed=allowed.test
         )
         hits = SegmentHits(
             rows_QK,

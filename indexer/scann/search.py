@@ -20,11 +20,10 @@ from scannery.indexer.scann.instructions import use_vector_instructions
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.exact_search import BY_ROW, NO_ROW, Ties
+from scannery.indexer.vectors.row_test import ALL_ROWS, RowTest
 
 __all__ = ["ScannSearcher", "load_kernels", "load_searcher"]
 
-_ALL_ROWS = np.zeros(0, bool)
-_ALL_ROWS.setflags(write=False)  # read-only like all masks: writable arrays would be compiled separately
 MOST_REPEATED = 0.75
 """If a larger share of the candidates repeats the vector of another row, they are too few: 400 equal rows near a query
 displaced all better ones, and the settings were not measured for that."""
@@ -93,31 +92,31 @@ class ScannSearcher:
 
         """
         if len(queries_QD) == 1:
-            return self._search_one(queries_QD[0], k, rescore, leaves, _ALL_ROWS)[:2]
-        candidates = self.search_allowed(queries_QD, k, rescore=rescore, leaves=leaves, allowed_N=_ALL_ROWS)
+            return self._search_one(queries_QD[0], k, rescore, leaves, ALL_ROWS)[:2]
+        candidates = self.search_allowed(queries_QD, k, rescore=rescore, leaves=leaves)
         return candidates.rows_QK, candidates.scores_QK
 
     def search_allowed(
-        self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray = _ALL_ROWS
+        self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed: RowTest = ALL_ROWS
     ) -> RescoredCandidates:
-        """Search as `search` does, and drop candidates that are not allowed (bool mask, read-only; empty: all are)."""
+        """Search as `search` does, and drop candidates that are not allowed."""
         if len(queries_QD) == 1:
-            rows_1K, scores_1K, *counts = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
+            rows_1K, scores_1K, *counts = self._search_one(queries_QD[0], k, rescore, leaves, allowed)
             return RescoredCandidates(rows_1K, scores_1K, *(np.array([count]) for count in counts))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
         candidates = _rescored(
-            self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N, self._ties
+            self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed, self._ties
         )
         if self._ties.twins_2N.shape[1]:
             repeats_Q = candidates.repeated_Q > MOST_REPEATED * candidates_QC.shape[1]
             for query in np.flatnonzero(repeats_Q).tolist():
-                single = self._search_one(queries_QD[query], k, rescore, leaves, allowed_N)
+                single = self._search_one(queries_QD[query], k, rescore, leaves, allowed)
                 for values, value in zip(candidates, single, strict=True):
                     values[query] = value
         return candidates
 
     def _search_one(
-        self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed_N: np.ndarray
+        self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed: RowTest
     ) -> tuple[np.ndarray, np.ndarray, int, int, int]:
         """Return the fields of `RescoredCandidates`, (1, K); with more candidates if most repeat a vector."""
         count = min(max(rescore, k), len(self._vectors_ND))
@@ -131,7 +130,7 @@ class ScannSearcher:
                 query_D,
                 candidates_C,
                 self._squared,
-                allowed_N,
+                *allowed,
                 *self._ties,
                 rows_1K[0],
                 scores_1K[0],
@@ -172,7 +171,7 @@ def _rescored(
     candidates_QC: np.ndarray,
     k: int,
     squared: bool,
-    allowed_N: np.ndarray,
+    allowed: RowTest,
     ties: Ties,
 ) -> RescoredCandidates:
     candidates = RescoredCandidates(
@@ -182,7 +181,7 @@ def _rescored(
     )
     from scannery.indexer.kernels import row_kernels
 
-    row_kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, allowed_N, *ties, *candidates)
+    row_kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, *allowed, *ties, *candidates)
     return candidates
 
 
@@ -193,7 +192,7 @@ def load_kernels(vectors_ND: np.ndarray, distance: Distance) -> None:
     squared = distance == "squared_l2"
     query_1D = np.zeros((1, vectors_ND.shape[1]), np.float32)
     candidates_11 = np.zeros((1, 1), np.int64)
-    _rescored(vectors_ND, query_1D, candidates_11, 1, squared, _ALL_ROWS, BY_ROW)
+    _rescored(vectors_ND, query_1D, candidates_11, 1, squared, ALL_ROWS, BY_ROW)
     row_kernels.score_rows(vectors_ND, candidates_11[0], query_1D[0], squared, np.empty(1, np.float32))
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from scannery.indexer.datapoints.named_vectors import ROW_COLUMN, named_array
 from scannery.indexer.manifest import SegmentEntry
-from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
+from scannery.indexer.planning.allowed_rows import AllowedRows, are_few
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.vectors.exact_search import NO_ROW
 
@@ -56,7 +56,7 @@ class NamedVectors:
 
     def _of_allowed(self, allowed: AllowedRows) -> np.ndarray:
         """Return the vectors of allowed datapoints, as `AllowedRows` takes them."""
-        if allowed.share <= FEW_ROWS:
+        if are_few(allowed.count, self.segment.rows):
             numbers_R = self.numbers(allowed.rows)
             return np.sort(numbers_R[numbers_R != NO_ROW])
         mask_V: np.ndarray = allowed.mask_N[self.rows_V]

@@ -32,6 +32,7 @@ from scannery.indexer.planning.plan_book import PlanBook
 from scannery.indexer.planning.plan_costs import CostFile, Costs
 from scannery.indexer.planning.plan_timing import measure_costs
 from scannery.indexer.planning.planner import Planner, SegmentHits, exact_found, nothing_found, replace
+from scannery.indexer.planning.value_order import RowsBetween
 from scannery.indexer.scann.search import ScannSearcher, load_searcher
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.spec.spec import Distance
@@ -299,8 +300,11 @@ class Segment:
         """Return `settings_for`, or the settings of best recall if none meets the target; None without ScaNN data."""
         return pick_settings(self.entry, target_recall, anyway=True)
 
-    def allow(self, allowed: np.ndarray) -> AllowedRows:
-        """Return allowed rows for `find` from a mask (bool (N,), read-only) or row numbers. Callers should reuse it."""
+    def allow(self, allowed: np.ndarray | RowsBetween) -> AllowedRows:
+        """Return allowed rows for `find` from a mask (bool (N,), read-only), row numbers, or a range of values.
+
+        Callers should reuse it.
+        """
         return AllowedRows(allowed, self.leaves, self.rows)
 
     def find(
@@ -389,7 +393,7 @@ class Segment:
         """
         all_rows = self._searched_all(searcher, queries_QD, self._depth(k, allowed), settings)
         rows_QA, scores_QA = all_rows.rows_QK, all_rows.scores_QK
-        kept_QA = (rows_QA != NO_ROW) & allowed.mask_N[rows_QA]
+        kept_QA = (rows_QA != NO_ROW) & allowed.holds(rows_QA)
         if not kept_QA[:, :k].all():
             first_QA = np.argsort(~kept_QA, axis=1, kind="stable")
             rows_QA, scores_QA = (

@@ -4,7 +4,7 @@ The life of a batch of queries with equal options:
 
 1. Queries by vector of which the best rows of one segment are the answer take steps 3 and 8, and no other.
 2. Texts and ids become vectors, or terms, or both (lexical and hybrid search: dense.py), and the filter, with what
-   the version has deleted, a mask of allowed rows per segment (cached).
+   the version has deleted, the allowed rows of each segment (cached): their numbers, a range of values, or a mask.
 3. Each segment is searched for its best m rows, by the cheapest plan for the rows allowed (indexer/planning).
 4. The segments' rankings are merged, by score and then by id.
 5. Hits get their relevance (relevance.py). The datapoint itself (query by id), hits below `min_score` or

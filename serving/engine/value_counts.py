@@ -100,7 +100,7 @@ def counted(
     parts: dict[ValueKind, list[ValueCounts]] = {}
     rows = missing = 0
     for field, total, mask_N in segments:
-        has_N = field.exists()
+        has_N = field.exists().mask()
         count = int(np.count_nonzero(has_N if mask_N is None else has_N & mask_N))
         rows += count
         missing += (total if mask_N is None else int(np.count_nonzero(mask_N))) - count

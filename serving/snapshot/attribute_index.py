@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import assert_never
 
-from scannery.indexer import Phrase
+from scannery.indexer import Phrase, RowsBetween, ValueOrder
 from scannery.serving.request.filter import Area, MatchOperator
+from scannery.serving.snapshot.row_sets import ListedRows, OtherRows, RangeOfRows, RowSet, rows_in_all
 
 __all__ = [
     "NO_ROWS",
@@ -34,7 +35,6 @@ __all__ = [
     "Operator",
     "ValueKind",
     "ValueRuns",
-    "common_rows",
     "having",
 ]
 
@@ -156,9 +156,6 @@ NO_ROWS.setflags(write=False)
 class Field:
     """Which rows have which values of one field; a field of a type has what it can hold, and nothing matches the rest.
 
-    Rows of conditions are numbers, int32 or int64 (R,), in any order, perhaps several times, and perhaps a view that
-    must not be changed. Masks are bool (N,), and the caller's to change.
-
     Args:
         rows: N.
 
@@ -167,37 +164,40 @@ class Field:
     def __init__(self, rows: int) -> None:
         self._rows = rows
 
-    def among(self, values: Iterable[Any]) -> np.ndarray:
+    def among(self, values: Iterable[Any]) -> RowSet:
         """Return the rows that equal one of the values; lists, if any element does."""
-        return NO_ROWS
+        return self._listed(NO_ROWS)
 
-    def compare(self, operator: Operator, value: Any) -> np.ndarray:
+    def compare(self, operator: Operator, value: Any) -> RowSet:
         """Return the rows that compare so with a value; lists, if any element does."""
-        return NO_ROWS
+        return self._listed(NO_ROWS)
 
-    def has_all(self, values: Iterable[Any]) -> np.ndarray:
+    def has_all(self, values: Iterable[Any]) -> RowSet:
         """Return the rows that have a list with all of the values, which are distinct."""
-        return NO_ROWS
+        return self._listed(NO_ROWS)
 
-    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+    def matches(self, operator: MatchOperator, value: str) -> RowSet:
         """Return the rows that have a string that matches; `value` is folded, unless case matters to the operator."""
-        return NO_ROWS
+        return self._listed(NO_ROWS)
 
-    def within(self, area: Area) -> np.ndarray:
+    def within(self, area: Area) -> RowSet:
         """Return the rows that have a place in an area."""
-        return NO_ROWS
+        return self._listed(NO_ROWS)
 
-    def with_phrase(self, phrase: Phrase) -> np.ndarray:
+    def with_phrase(self, phrase: Phrase) -> RowSet:
         """Return the rows that have a phrase."""
-        return NO_ROWS
+        return self._listed(NO_ROWS)
 
-    def exists(self) -> np.ndarray:
-        """Return the mask of the rows that have the field."""
-        return np.zeros(self._rows, bool)
+    def exists(self) -> RowSet:
+        """Return the rows that have the field."""
+        return self._listed(NO_ROWS)
 
-    def empty(self) -> np.ndarray:
-        """Return the mask of the rows without a value of the field: it is not set, or a list without values."""
-        return ~self.exists()
+    def empty(self) -> RowSet:
+        """Return the rows without a value of the field: it is not set, or a list without values."""
+        return OtherRows(self.exists())
+
+    def _listed(self, rows_R: np.ndarray) -> RowSet:
+        return ListedRows(rows_R, self._rows)
 
     def runs(self) -> Sequence[ValueRuns]:
         """Return the distinct values with their rows, one entry for each type that occurs."""
@@ -232,6 +232,7 @@ class AttributePostings(Field):
     def _fill(self, rows: int, missing: np.ndarray, rows_P: np.ndarray, values: pa.Array) -> None:
         super().__init__(rows)
         self._missing = missing
+        is_single = bool((rows_P[1:] > rows_P[:-1]).all())
         self._values, codes_P = _distinct(values)
         self._type = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
         # Numbers of 16 bits are sorted in linear time (radix sort), ten times as fast.
@@ -240,6 +241,7 @@ class AttributePostings(Field):
         rows_P, codes_P = _once(rows_P[order_P].astype(np.int32), codes_P[order_P])
         self._rows_P = rows_P
         self._starts: np.ndarray = np.searchsorted(codes_P, np.arange(len(self._values) + 1))
+        self._order = ValueOrder(self._rows_P, rows) if is_single else None
         arrays = (self._values, self._rows_P, self._starts, self._missing)
         self._own_bytes = sum(int(array.nbytes) for array in arrays)
 
@@ -247,12 +249,12 @@ class AttributePostings(Field):
     def size_bytes(self) -> int:
         """Memory that this takes; more after the first match without regard to case."""
         folded = self.__dict__.get("_folded")
-        return self._own_bytes + (0 if folded is None else folded.size_bytes)
+        order_bytes = 0 if self._order is None else self._order.size_bytes
+        return self._own_bytes + order_bytes + (0 if folded is None else folded.size_bytes)
 
-    def among(self, values: Iterable[Any]) -> np.ndarray:
+    def among(self, values: Iterable[Any]) -> RowSet:
         """As `Field.among`."""
-        numbers = self._numbers(list(values))
-        return self._rows_of(self._starts[numbers], self._starts[numbers + 1])
+        return self._rows_with(self._numbers(list(values)))
 
     def _numbers(self, values: list[Any]) -> np.ndarray:
         """Return the numbers of those of the values that occur, int64."""
@@ -272,8 +274,8 @@ class AttributePostings(Field):
         value_array = pa.array(values, self._values.type)
         return np.flatnonzero(_bools(pc.is_in(self._values, value_set=value_array)))
 
-    def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """As `Field.compare`; the rows are in the order of their values."""
+    def compare(self, operator: Operator, value: Any) -> RowSet:
+        """As `Field.compare`."""
         low, high = self._range_of(value)
         start, stop = {
             "eq": (low, high),
@@ -282,23 +284,23 @@ class AttributePostings(Field):
             "lt": (0, low),
             "lte": (0, high),
         }[operator]
-        return self._rows_P[self._starts[start] : self._starts[stop]]
+        return self._rows_between(start, stop)
 
-    def has_all(self, values: Iterable[Any]) -> np.ndarray:
+    def has_all(self, values: Iterable[Any]) -> RowSet:
         """As `Field.has_all`."""
         value_list = list(values)
         numbers = self._numbers(value_list)
         if len(numbers) < len(value_list):
-            return NO_ROWS
-        runs = [self._rows_P[self._starts[number] : self._starts[number + 1]] for number in numbers.tolist()]
-        return common_rows(sorted(runs, key=len), self._rows)
+            return self._listed(NO_ROWS)
+        return rows_in_all(
+            (self._rows_between(number, number + 1) for number in numbers.tolist()), self._rows
+        )
 
-    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+    def matches(self, operator: MatchOperator, value: str) -> RowSet:
         """As `Field.matches`."""
         match operator:
             case "prefix":
-                low, high = prefix_range(self._values, value)
-                return self._rows_P[self._starts[low] : self._starts[high]]
+                return self._rows_between(*prefix_range(self._values, value))
             case "substring":
                 numbers = having(self._values, value)
             case "isubstring":
@@ -309,31 +311,35 @@ class AttributePostings(Field):
                 numbers = self._folded.beginning(value)
             case _:
                 assert_never(operator)
-        return self._rows_of(self._starts[numbers], self._starts[numbers + 1])
+        return self._rows_with(numbers)
 
-    def _rows_of(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Return the rows of some runs of postings, of each of which the start and the stop are given."""
-        if len(starts) == 1:
-            return self._rows_P[int(starts[0]) : int(stops[0])]
-        sizes = stops - starts
+    def _rows_between(self, low: int, high: int) -> RowSet:
+        """Return the rows with the values from one number to another (exclusive)."""
+        start, stop = int(self._starts[low]), int(self._starts[high])
+        if self._order is None:
+            return self._listed(self._rows_P[start:stop])
+        return RangeOfRows(RowsBetween(self._order, start, stop), self._rows)
+
+    def _rows_with(self, numbers: np.ndarray) -> RowSet:
+        """Return the rows with any of the values of some numbers."""
+        if len(numbers) == 1:
+            return self._rows_between(int(numbers[0]), int(numbers[0]) + 1)
+        starts = self._starts[numbers]
+        sizes = self._starts[numbers + 1] - starts
         shifts = np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
-        return self._rows_P[shifts + np.arange(len(shifts))]
+        return self._listed(self._rows_P[shifts + np.arange(len(shifts))])
 
     @cached_property
     def _folded(self) -> FoldedStrings:
         return FoldedStrings(self._values)
 
-    def exists(self) -> np.ndarray:
+    def exists(self) -> RowSet:
         """As `Field.exists`."""
-        mask_N = np.ones(self._rows, bool)
-        mask_N[self._missing] = False
-        return mask_N
+        return OtherRows(self._listed(self._missing))
 
-    def empty(self) -> np.ndarray:
+    def empty(self) -> RowSet:
         """As `Field.empty`."""
-        mask_N = np.ones(self._rows, bool)
-        mask_N[self._rows_P] = False
-        return mask_N
+        return OtherRows(self._rows_between(0, len(self._values)))
 
     def runs(self) -> Sequence[ValueRuns]:
         """Return the distinct values with their rows: of one type, and none if no row has a value."""
@@ -358,8 +364,6 @@ class AttributePostings(Field):
         return bisect_left(strings, value), bisect_right(strings, value)
 
 
-SPARSE = 16
-"""Rows are looked up in a list that is longer by this factor; a mask of the list takes longer then."""
 FEW_VALUES = 2048
 """A bisection takes as long as hashing this many strings."""
 
@@ -371,25 +375,6 @@ def _positions(values_V: np.ndarray, values: np.ndarray) -> np.ndarray:
     positions = np.minimum(np.searchsorted(values_V, values), len(values_V) - 1)
     matches: np.ndarray = positions[values_V[positions] == values]
     return matches
-
-
-def common_rows(runs: list[np.ndarray], rows: int) -> np.ndarray:
-    """Return the rows that are in all of some lists, ascending.
-
-    Args:
-        runs: lists of distinct rows, ascending; best the shortest one first.
-        rows: N.
-
-    """
-    common = runs[0]
-    for run in runs[1:]:
-        if SPARSE * len(common) <= len(run):
-            common = common[run[np.minimum(np.searchsorted(run, common), len(run) - 1)] == common]
-        else:
-            mask_N = np.zeros(rows, bool)
-            mask_N[run] = True
-            common = common[mask_N[common]]
-    return common
 
 
 def _flattened(array: pa.Array) -> tuple[np.ndarray, pa.Array]:

@@ -28,8 +28,8 @@ from scannery.serving.snapshot.attribute_index import (
     Operator,
     ValueKind,
     ValueRuns,
-    common_rows,
 )
+from scannery.serving.snapshot.row_sets import MaskedRows, OtherRows, RowSet, rows_in_all, rows_in_any
 
 __all__ = ["DynamicField"]
 
@@ -92,41 +92,37 @@ class DynamicField(Field):
         """Return the index of the values of one type; None if there are none."""
         return self._parts.get(kind)
 
-    def among(self, values: Iterable[Any]) -> np.ndarray:
+    def among(self, values: Iterable[Any]) -> RowSet:
         """As `Field.among`."""
-        return _joined([part.among(part_values) for part, part_values in self._by_part(values)])
+        return self._any_of(part.among(part_values) for part, part_values in self._by_part(values))
 
-    def compare(self, operator: Operator, value: Any) -> np.ndarray:
+    def compare(self, operator: Operator, value: Any) -> RowSet:
         """As `Field.compare`."""
         if operator == "eq":
             return self.among([value])
-        return _joined(
-            [part.compare(part_value, bound) for part, part_value, bound in self._bounds(operator, value)]
+        return self._any_of(
+            part.compare(part_value, bound) for part, part_value, bound in self._bounds(operator, value)
         )
 
-    def has_all(self, values: Iterable[Any]) -> np.ndarray:
+    def has_all(self, values: Iterable[Any]) -> RowSet:
         """As `Field.has_all`."""
-        runs = [self.lists]
-        for value in values:
-            parts = [part.among(part_values) for part, part_values in self._by_part([value])]
-            runs.append(parts[0] if len(parts) == 1 else np.unique(_joined(parts)))
-        return common_rows(sorted(runs, key=len), self._rows)
+        return rows_in_all([self._listed(self.lists), *(self.among([value]) for value in values)], self._rows)
 
-    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+    def matches(self, operator: MatchOperator, value: str) -> RowSet:
         """As `Field.matches`; strings by themselves and in lists."""
-        return NO_ROWS if self._spelled is None else self._spelled.matches(operator, value)
+        return self._listed(NO_ROWS) if self._spelled is None else self._spelled.matches(operator, value)
 
-    def exists(self) -> np.ndarray:
+    def exists(self) -> RowSet:
         """As `Field.exists`: null is no value."""
-        return self._present_N.copy()
+        return MaskedRows(self._present_N)
 
-    def empty(self) -> np.ndarray:
+    def empty(self) -> RowSet:
         """As `Field.empty`; a list of nulls has no value."""
-        mask_N = ~self._present_N
-        mask_N[self.lists] = True
-        for part in self._parts.values():
-            mask_N &= part.empty()
-        return mask_N
+        may_be_empty = rows_in_any([OtherRows(self.exists()), self._listed(self.lists)], self._rows)
+        return rows_in_all([may_be_empty, *(part.empty() for part in self._parts.values())], self._rows)
+
+    def _any_of(self, parts: Iterable[RowSet]) -> RowSet:
+        return rows_in_any([*parts] or [self._listed(NO_ROWS)], self._rows)
 
     def runs(self) -> Sequence[ValueRuns]:
         """Return the distinct values with their rows: of each exact type, and all nested values as one."""
@@ -208,8 +204,3 @@ def _float_bound(operator: Operator, value: float) -> tuple[Operator, float]:
     if operator in ("gt", "gte"):
         return ("gte" if near > value else "gt"), near
     return ("lt" if near > value else "lte"), near
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Return the rows of several parts; mostly there is one, which is returned as it is."""
-    return parts[0] if len(parts) == 1 else np.concatenate([NO_ROWS, *parts])

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import assert_never
 
-from scannery.indexer import FEW_ROWS, AllowedRows, Segment, id_hashes
+from scannery.indexer import AllowedRows, Segment, id_hashes
 from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.retry import Deadline
 from scannery.serving.request.filter import (
@@ -23,6 +24,7 @@ from scannery.serving.request.filter import (
     AllOf,
     AnyOf,
     Compare,
+    Condition,
     Empty,
     Exists,
     GeoWithin,
@@ -36,12 +38,20 @@ from scannery.serving.request.filter import (
     dynamic_name,
     size_of,
 )
-from scannery.serving.snapshot.attribute_index import AttributePostings, Field, Operator, ValueRuns
+from scannery.serving.snapshot.attribute_index import NO_ROWS, AttributePostings, Field, Operator, ValueRuns
 from scannery.serving.snapshot.dynamic_index import DynamicField
 from scannery.serving.snapshot.geo_index import GeoIndex
+from scannery.serving.snapshot.row_sets import (
+    ListedRows,
+    OtherRows,
+    RowSet,
+    allowed_rows,
+    rows_in_all,
+    rows_in_any,
+)
 from scannery.serving.snapshot.text_field import TextField, rows_with_phrase
 
-__all__ = ["FilterCache", "evaluate", "matching_rows"]
+__all__ = ["FilterCache", "matching_rows"]
 
 
 class IdField(Field):
@@ -52,73 +62,70 @@ class IdField(Field):
         self._segment = segment
         self._postings = postings
 
-    def among(self, values: Iterable[Any]) -> np.ndarray:
+    def among(self, values: Iterable[Any]) -> RowSet:
         """As `Field.among`."""
         names = list(values)
         rows = self._segment.rows_of(names, id_hashes(names))
-        present: np.ndarray = rows[rows >= 0]
-        return present
+        return self._listed(rows[rows >= 0])
 
-    def compare(self, operator: Operator, value: Any) -> np.ndarray:
+    def compare(self, operator: Operator, value: Any) -> RowSet:
         """As `Field.compare`."""
         return self.among([value]) if operator == "eq" else self._postings().compare(operator, value)
 
-    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+    def matches(self, operator: MatchOperator, value: str) -> RowSet:
         """As `Field.matches`."""
         return self._postings().matches(operator, value)
 
-    def exists(self) -> np.ndarray:
+    def exists(self) -> RowSet:
         """As `Field.exists`: each row has an id."""
-        return np.ones(self._segment.rows, bool)
+        return OtherRows(self._listed(NO_ROWS))
 
     def runs(self) -> Sequence[ValueRuns]:
         """As `Field.runs`."""
         return self._postings().runs()
 
 
-def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray:
-    """Return the mask of the rows that match, bool (N,). `field` gives the index of a field."""
+def matching_rows(node: Node, field: Callable[[str], Field], rows: int) -> RowSet:
+    """Return the rows of a segment that match a filter.
+
+    Args:
+        node: the filter.
+        field: returns the index of a field.
+        rows: N, the rows of the segment.
+
+    """
     match node:
         case AllOf(parts):
-            masks = (evaluate(part, field, rows) for part in parts)
-            return reduce(np.logical_and, masks, np.ones(rows, bool))
+            return rows_in_all([matching_rows(part, field, rows) for part in parts], rows)
         case AnyOf(parts):
-            return reduce(np.logical_or, (evaluate(part, field, rows) for part in parts))
+            return rows_in_any([matching_rows(part, field, rows) for part in parts], rows)
         case Not(part):
-            return ~evaluate(part, field, rows)
-        case Exists(name):
-            return field(name).exists()
-        case Empty(name):
-            return field(name).empty()
+            return OtherRows(matching_rows(part, field, rows))
         case _:
-            matching_R = matching_rows(node, field)
-            assert matching_R is not None
-            return _mask(matching_R, rows)
+            return _with_condition(node, field(node.field))
 
 
-def matching_rows(node: Node, field: Callable[[str], Field]) -> np.ndarray | None:
-    """Return the rows that match a condition, as of `Field`; None: a mask of them is what is known, by `evaluate`."""
-    rows = None
-    match node:
-        case Compare(name, operator, value):
-            rows = field(name).compare(operator, value)
-        case IsIn(name, values):
-            rows = field(name).among(values)
-        case HasAll(name, values):
-            rows = field(name).has_all(values)
-        case StringMatch(name, kind, text):
-            rows = field(name).matches(kind, text)
-        case HasPhrase(name, phrase):
-            rows = field(name).with_phrase(phrase)
-        case GeoWithin(name, area):
-            rows = field(name).within(area)
-    return rows
-
-
-def _mask(rows_R: np.ndarray, rows: int) -> np.ndarray:
-    mask_N = np.zeros(rows, bool)
-    mask_N[rows_R] = True
-    return mask_N
+def _with_condition(condition: Condition, field: Field) -> RowSet:
+    match condition:
+        case Compare(_, operator, value):
+            matching = field.compare(operator, value)
+        case IsIn(_, values):
+            matching = field.among(values)
+        case HasAll(_, values):
+            matching = field.has_all(values)
+        case StringMatch(_, kind, text):
+            matching = field.matches(kind, text)
+        case HasPhrase(_, phrase):
+            matching = field.with_phrase(phrase)
+        case GeoWithin(_, area):
+            matching = field.within(area)
+        case Exists():
+            matching = field.exists()
+        case Empty():
+            matching = field.empty()
+        case _:
+            assert_never(condition)
+    return matching
 
 
 _Indexed: TypeAlias = AttributePostings | DynamicField | GeoIndex
@@ -180,31 +187,24 @@ class FilterCache:
         allowed = self._allowed.find(key)
         if allowed is None:
             # Evaluated without a lock: two threads may evaluate the same filter, and neither waits.
-            allowed = self._evaluated(segment, node, alive, deadline)
-            self._allowed.keep(key, allowed, size_of(node) + allowed.size_bytes)
+            if alive is None:
+                allowed = allowed_rows(self._matching(segment, node, deadline), segment)
+            else:
+                # The filter alone is cached too: it stays valid when rows are deleted.
+                allowed = self.allowed(segment, node, deadline=deadline).within(alive)
+            if not allowed.refers_to_others:
+                self._allowed.keep(key, allowed, size_of(node) + allowed.size_bytes)
         return allowed
 
     def mask(self, segment: Segment, node: Node) -> np.ndarray:
         """Return the rows of a segment that a filter allows, bool (N,), read-only."""
         return self.allowed(segment, node).mask_N
 
-    def _evaluated(
-        self, segment: Segment, node: Node, alive: AllowedRows | None, deadline: Deadline | None
-    ) -> AllowedRows:
-        few = int(FEW_ROWS * segment.rows)
-        if alive is not None:
-            # The filter alone is cached too: it stays valid when rows are deleted.
-            matching = self.allowed(segment, node, deadline=deadline)
-            if matching.count <= few:
-                return segment.allow(matching.rows[alive.mask_N[matching.rows]])
-            allowed = matching.mask_N & alive.mask_N
-        else:
-            allowed = self._matching(segment, node, few, deadline)
-        allowed.setflags(write=False)
-        return segment.allow(allowed)
-
-    def _matching(self, segment: Segment, node: Node, few: int, deadline: Deadline | None) -> np.ndarray:
-        """Return the rows that a filter allows: their numbers if they are few, else a mask."""
+    def _matching(self, segment: Segment, node: Node, deadline: Deadline | None) -> RowSet:
+        """Return the rows that a filter allows."""
+        if isinstance(node, HasPhrase):
+            rows_R = rows_with_phrase(segment, node.phrase, (deadline or NEVER).check)
+            return ListedRows(rows_R, segment.rows)
         used: dict[str, Field] = {}  # a field may be too large to be kept any longer
 
         def field(name: str) -> Field:
@@ -212,19 +212,10 @@ class FilterCache:
                 used[name] = self.field(segment, name, deadline)
             return used[name]
 
-        if isinstance(node, HasPhrase):
-            rows: np.ndarray | None = rows_with_phrase(segment, node.phrase, (deadline or NEVER).check)
-        else:
-            rows = matching_rows(node, field)
-        if rows is None:
-            allowed = evaluate(node, field, segment.rows)
-        elif len(rows) <= few:
-            allowed = np.unique(rows).astype(np.int64)
-        else:
-            allowed = _mask(rows, segment.rows)
+        matching = matching_rows(node, field, segment.rows)
         for name in used:
             self._recount(segment, name)
-        return allowed
+        return matching
 
     def _recount(self, segment: Segment, name: str) -> None:
         """Count what a filter added to the index of a field."""
@@ -249,7 +240,9 @@ class FilterCache:
             # Kept for itself, whatever filter it is part of: its rows have been read.
             return TextField(
                 segment.rows,
-                lambda phrase: self.allowed(segment, HasPhrase(name, phrase), deadline=deadline).rows,
+                lambda phrase: ListedRows(
+                    self.allowed(segment, HasPhrase(name, phrase), deadline=deadline).rows, segment.rows
+                ),
             )
         indexed = partial(self._indexed, segment, name, deadline or NEVER)
         return IdField(segment, indexed) if name == "id" else indexed()

@@ -18,6 +18,7 @@ import pyarrow as pa
 from scannery.indexer.datapoints.places import GEO_TYPE
 from scannery.serving.request.filter import Area, Box, Circle
 from scannery.serving.snapshot.attribute_index import Field, ValueRuns
+from scannery.serving.snapshot.row_sets import OtherRows, RowSet
 
 __all__ = ["EARTH_RADIUS_M", "GeoIndex", "distances_m"]
 
@@ -53,15 +54,16 @@ class GeoIndex(Field):
         arrays = (self._lat_G, self._lon_G, self._xyz_3G, self._rows_G, self._missing)
         return sum(int(array.nbytes) for array in arrays)
 
-    def within(self, area: Area) -> np.ndarray:
-        """As `Field.within`; each row once."""
-        return self._in_box(area) if isinstance(area, Box) else self._in_circle(area, *self._candidates(area))
+    def within(self, area: Area) -> RowSet:
+        """As `Field.within`."""
+        in_area = (
+            self._in_box(area) if isinstance(area, Box) else self._in_circle(area, *self._candidates(area))
+        )
+        return self._listed(in_area)
 
-    def exists(self) -> np.ndarray:
+    def exists(self) -> RowSet:
         """As `Field.exists`."""
-        mask_N = np.ones(self._rows, bool)
-        mask_N[self._missing] = False
-        return mask_N
+        return OtherRows(self._listed(self._missing))
 
     def runs(self) -> Sequence[ValueRuns]:
         """Return the distinct places with their rows, by latitude and longitude."""

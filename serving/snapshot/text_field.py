@@ -12,7 +12,8 @@ import numpy as np
 from scannery.indexer import Phrase, PhraseFinder, Postings, Segment
 from scannery.indexer.lexical.term_patterns import any_of
 from scannery.runtime.errors import LexicalUnavailableError
-from scannery.serving.snapshot.attribute_index import NO_ROWS, Field, common_rows
+from scannery.serving.snapshot.attribute_index import NO_ROWS, Field
+from scannery.serving.snapshot.row_sets import ListedRows, RowSet, rows_in_all
 
 __all__ = ["TextField", "rows_with_phrase"]
 
@@ -23,7 +24,7 @@ BATCH_ROWS = 64
 class TextField(Field):
     """The titles and texts of a segment: which rows have a phrase in one of these."""
 
-    def __init__(self, rows: int, with_phrase: Callable[[Phrase], np.ndarray]) -> None:
+    def __init__(self, rows: int, with_phrase: Callable[[Phrase], RowSet]) -> None:
         """Keep both.
 
         Args:
@@ -34,7 +35,7 @@ class TextField(Field):
         super().__init__(rows)
         self._with_phrase = with_phrase
 
-    def with_phrase(self, phrase: Phrase) -> np.ndarray:
+    def with_phrase(self, phrase: Phrase) -> RowSet:
         """As `Field.with_phrase`."""
         return self._with_phrase(phrase)
 
@@ -62,7 +63,7 @@ def rows_with_phrase(segment: Segment, phrase: Phrase, check: Callable[[], None]
         )
     check()
     runs = [_rows_with(postings, word.terms) for word in phrase.words if word.is_indexed]
-    rows = common_rows(sorted(runs, key=len), segment.rows)
+    rows = rows_in_all((ListedRows(run, segment.rows) for run in runs), segment.rows).numbers
     if len(phrase.words) == 1:
         return rows
     finder = PhraseFinder(phrase)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from scannery.indexer.kernels import leaf_kernels
+from scannery.indexer.vectors.row_test import ALL_ROWS, NO_MASK, NO_NUMBERS, RowTest
 
 GENERATOR = np.random.default_rng(0)
 
@@ -32,7 +33,7 @@ def test_leaves_are_ordered_by_prediction_then_number(leaves: int, kind: str) ->
 @pytest.mark.system
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.05])
 @pytest.mark.parametrize("squared", [False, True])
-def test_rows_by_number_and_by_mask_give_the_same_hits(share: float, squared: bool) -> None:
+def test_rows_by_number_by_mask_and_by_position_give_the_same_hits(share: float, squared: bool) -> None:
     rows, leaves, dimensions, k = 600, 20, 8, 10
     vectors_ND = GENERATOR.standard_normal((rows, dimensions)).astype(np.float32)
     query_D = vectors_ND[5] + np.float32(0.1)
@@ -46,10 +47,21 @@ def test_rows_by_number_and_by_mask_give_the_same_hits(share: float, squared: bo
     predicted_L, spread_L = np.zeros(leaves, np.float32), np.ones(leaves, np.float32)
     tails_BT = np.ones((leaves.bit_length() + 1, 512), np.float32)
     found = []
-    for mask, numbers in ((mask_N, np.zeros(0, np.int64)), (np.zeros(0, bool), np.flatnonzero(mask_N))):
+    # The allowed rows at a range of positions of an order, and those of a mask at any position.
+    allowed_R = GENERATOR.permutation(np.flatnonzero(mask_N))
+    positions_N = np.full(rows, -1, np.int32)
+    positions_N[allowed_R] = np.arange(len(allowed_R), dtype=np.int32) + 7
+    range_of_positions = (7, 7 + len(allowed_R))
+    everywhere_N = np.arange(rows, dtype=np.int32)
+    for test, numbers in (
+        (RowTest(mask_N), NO_NUMBERS),
+        (ALL_ROWS, np.flatnonzero(mask_N)),
+        (RowTest(NO_MASK, positions_N, *range_of_positions), NO_NUMBERS),
+        (RowTest(mask_N, everywhere_N, 0, rows), NO_NUMBERS),
+    ):
         rows_K, scores_K = np.empty(k, np.int64), np.empty(k, np.float32)
         searched, scanned, missed = leaf_kernels.scan_leaves(
-            vectors_ND, query_D, squared, starts_L, predicted_L, spread_L, sizes_L, mask, numbers, before_L,
+            vectors_ND, query_D, squared, starts_L, predicted_L, spread_L, sizes_L, *test, numbers, before_L,
             allowed_L, tails_BT, 0.0, np.zeros(0, np.int64), rows_K, scores_K,
         )  # fmt: skip
         assert (scanned, missed) == (mask_N.sum(), 0)
@@ -68,7 +80,7 @@ def test_fewer_hits_than_wanted_end_with_no_row() -> None:
     one_L, rows_K, scores_K = np.array([4]), np.empty(3, np.int64), np.empty(3, np.float32)
     leaf_kernels.scan_leaves(
         vectors_ND, vectors_ND[0], False, np.array([0]), np.zeros(1, np.float32), np.ones(1, np.float32), one_L,
-        np.zeros(0, bool), np.array([2]), np.array([0]), np.array([1]), np.ones((2, 512), np.float32), 0.0,
+        *ALL_ROWS, np.array([2]), np.array([0]), np.array([1]), np.ones((2, 512), np.float32), 0.0,
         np.zeros(0, np.int64), rows_K, scores_K,
     )  # fmt: skip
     assert rows_K.tolist() == [2, -1, -1]
@@ -89,7 +101,7 @@ def test_rows_that_tie_with_the_last_hit_do_not_end_a_scan() -> None:
     rows_K, found_K = np.empty(k, np.int64), np.empty(k, np.float32)
     _, _, missed = leaf_kernels.scan_leaves(
         scores_N[:, None], np.ones(1, np.float32), False, starts_L, predicted_L, spread_L, sizes_L,
-        np.ones(len(scores_N), bool), np.zeros(0, np.int64), starts_L, sizes_L, tails_BT, 20.0,
+        *RowTest(np.ones(len(scores_N), bool)), NO_NUMBERS, starts_L, sizes_L, tails_BT, 20.0,
         np.zeros(0, np.int64), rows_K, found_K,
     )  # fmt: skip
     assert found_K.min() == 0.5

@@ -1,0 +1,114 @@
+"""The rows of a segment in the order of a field's values, in which a range of values is a range of positions.
+
+Shapes: N rows of the segment, P rows that have a value, L leaves, B buckets of positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from scannery.indexer.planning.leaves import Leaves
+
+__all__ = ["RowsBetween", "ValueOrder"]
+
+BUCKETS = 128
+"""Buckets of positions for which the rows of each leaf are counted: 512 bytes a leaf. The number of rows of a leaf in a
+range is then known but for the two buckets at its ends, where values and leaves are taken as independent."""
+
+
+class ValueOrder:
+    """The order of the rows of one segment by a field of which no row has two values. Immutable."""
+
+    def __init__(self, rows_P: np.ndarray, total: int) -> None:
+        """Keep the order.
+
+        Args:
+            rows_P: the rows with a value, by this value, int32.
+            total: N, the rows of the segment.
+
+        """
+        self.rows_P = rows_P
+        """The rows with a value, by this value, int32."""
+        self._total = total
+        self._counts_BL: np.ndarray | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that this takes besides `rows_P`; more after the first call of `per_leaf`."""
+        return 4 * self._total + (0 if self._counts_BL is None else self._counts_BL.nbytes)
+
+    @cached_property
+    def positions_N(self) -> np.ndarray:  # noqa: N802  an array with a shape suffix
+        """Position of each row in `rows_P`, int32, read-only; -1: the row has no value."""
+        positions_N = np.full(self._total, -1, np.int32)
+        positions_N[self.rows_P] = np.arange(len(self.rows_P), dtype=np.int32)
+        positions_N.setflags(write=False)
+        return positions_N
+
+    def per_leaf(self, start: int, stop: int, leaves: Leaves) -> np.ndarray:
+        """Return an estimate of the rows of each leaf at the positions of a range, int64 (L,); 0 only without any.
+
+        Args:
+            start: first position of the range.
+            stop: position after the last.
+            leaves: of the segment.
+
+        """
+        if self._counts_BL is None:
+            self._counts_BL = self._counted(leaves)
+        counts_BL, values = self._counts_BL, max(len(self.rows_P), 1)
+        (first, before), (last, behind) = (divmod(position * BUCKETS, values) for position in (start, stop))
+        touched_L = counts_BL[last + (behind > 0)] - counts_BL[first]
+        estimated_L = _before(counts_BL, last, behind / values) - _before(counts_BL, first, before / values)
+        rows_L: np.ndarray = np.maximum(np.rint(estimated_L).astype(np.int64), touched_L > 0)
+        return rows_L
+
+    def _counted(self, leaves: Leaves) -> np.ndarray:
+        """Return the number of rows of each leaf before each bucket, and behind the last, int32 (B + 1, L)."""
+        count = len(leaves.sizes_L)
+        buckets_P = np.arange(len(self.rows_P)) * BUCKETS // max(len(self.rows_P), 1)
+        cells_P = buckets_P * count + leaves.leaf_of(self.rows_P)
+        counts_BL = np.zeros((BUCKETS + 1, count), np.int32)
+        counts_BL[1:] = np.bincount(cells_P, minlength=BUCKETS * count).reshape(BUCKETS, count)
+        return np.cumsum(counts_BL, axis=0, out=counts_BL)
+
+
+def _before(counts_BL: np.ndarray, bucket: int, part: float) -> np.ndarray:
+    """Return the number of rows of each leaf before a bucket and in a part of it, float64 (L,)."""
+    before_L: np.ndarray = counts_BL[bucket].astype(np.float64)
+    if part:
+        before_L += part * (counts_BL[bucket + 1] - counts_BL[bucket])
+    return before_L
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsBetween:
+    """The rows at the positions of a range of an order: those with a value between two others."""
+
+    order: ValueOrder
+    start: int
+    stop: int
+    """Position after the last; at least `start`."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows by their values, int32; a view."""
+        return self.order.rows_P[self.start : self.stop]
+
+    def holds(self, rows_R: np.ndarray) -> np.ndarray:
+        """Return whether each of some rows is one of these, bool (R,)."""
+        return self._are_between(self.order.positions_N[rows_R])
+
+    def mask(self) -> np.ndarray:
+        """Return whether each row of the segment is one of these, bool (N,)."""
+        return self._are_between(self.order.positions_N)
+
+    def _are_between(self, positions: np.ndarray) -> np.ndarray:
+        between: np.ndarray = (positions >= self.start) & (positions < self.stop)
+        return between
