@@ -31,6 +31,7 @@ __all__ = [
     "TriedConfig",
     "VectorsInfo",
     "documents_in",
+    "logistic",
     "stored_vectors",
 ]
 
@@ -292,9 +293,14 @@ class RelevanceCurve(_Record):
 
     def probabilities(self, scores_H: np.ndarray) -> np.ndarray:
         """Return the probability of each score, float32 (H,)."""
-        # The same function as in the description, in a form that cannot overflow.
-        odds_H = self.intercept + self.slope * scores_H.astype(np.float64)
-        return (0.5 + 0.5 * np.tanh(0.5 * odds_H)).astype(np.float32)
+        return logistic(self.intercept + self.slope * scores_H.astype(np.float64)).astype(np.float32)
+
+
+def logistic(odds_H: np.ndarray) -> np.ndarray:
+    """Return the probability of each logarithmic odds, 1 / (1 + exp(-odds)): float64 (H,)."""
+    # In a form that cannot overflow.
+    probabilities_H: np.ndarray = 0.5 + 0.5 * np.tanh(0.5 * odds_H)
+    return probabilities_H
 
 
 class Relevance(_Record):

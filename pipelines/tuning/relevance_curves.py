@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from scannery.indexer.manifest import FusionWeight, RelevanceCurve
+from scannery.indexer.manifest import FusionWeight, RelevanceCurve, logistic
 from scannery.pipelines.tuning.passage_searches import PASSAGE, QuestionSearch, Ranked, fused, with_passage
 
 __all__ = ["Samples", "calibration_error", "fitted_curve", "relevance_curves", "separation"]
@@ -124,7 +124,7 @@ def fitted_curve(about: Samples, foreign: Samples, answer_weight: float = 1.0) -
         )
         intercept, slope = _fitted(fit) or whole
         scores_S, answers_S, weights_S = check
-        errors.append(calibration_error(_logistic(intercept + slope * scores_S), answers_S, weights_S))
+        errors.append(calibration_error(logistic(intercept + slope * scores_S), answers_S, weights_S))
     return RelevanceCurve(
         intercept=round(whole[0], 6),
         slope=float(f"{whole[1]:.6g}"),  # not decimals: products of long vectors have a tiny slope
@@ -163,7 +163,7 @@ def _fitted(samples: _Weighted) -> tuple[float, float] | None:
     penalty_2 = np.array([0.0, RIDGE])
     odds_2 = np.zeros(2)
     for _ in range(_STEPS):
-        probabilities_S = _logistic(units_S2 @ odds_2)
+        probabilities_S = logistic(units_S2 @ odds_2)
         gradient_2 = units_S2.T @ (weights_S * (probabilities_S - answers_S)) + penalty_2 * odds_2
         curvature_S = weights_S * np.maximum(probabilities_S * (1 - probabilities_S), 1e-9)
         hessian_22 = units_S2.T @ (curvature_S[:, None] * units_S2) + np.diag(penalty_2)
@@ -174,11 +174,6 @@ def _fitted(samples: _Weighted) -> tuple[float, float] | None:
             break
     slope = float(odds_2[1]) / deviation
     return (float(odds_2[0]) - slope * mean, slope) if slope > 0 else None
-
-
-def _logistic(odds_S: np.ndarray) -> np.ndarray:
-    probabilities_S: np.ndarray = 1 / (1 + np.exp(-np.clip(odds_S, -50, 50)))
-    return probabilities_S
 
 
 def calibration_error(

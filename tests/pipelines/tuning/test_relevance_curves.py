@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import scannery
 from scannery.cli.main import app
-from scannery.indexer.manifest import Relevance
+from scannery.indexer.manifest import Relevance, logistic
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import compact
 from scannery.pipelines.tuning import search_measurement
@@ -112,6 +112,11 @@ def test_the_measures_by_hand():
     about = Samples([np.array([0.8, 0.1]), np.array([0.5])], [np.zeros(2, bool), np.zeros(1, bool)])
     foreign = Samples([np.array([0.5]), np.zeros(0)], [np.zeros(1, bool), np.zeros(0, bool)])
     assert separation(about, foreign) == (1 + 1 + 0.5 + 1) / 4
+
+
+def test_logarithmic_odds_of_any_size_are_probabilities():
+    odds = np.array([-1e9, -1000.0, -2.0, 0.0, 2.0, 1000.0])
+    np.testing.assert_allclose(logistic(odds), [0, 0, 0.119203, 0.5, 0.880797, 1], atol=1e-6)
 
 
 def test_foreign_questions_are_in_the_language_of_the_index_where_there_are_some():
