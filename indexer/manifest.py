@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.shard_groups import Shards
 from scannery.indexer.spec.spec import MAX_SHARDS, IndexSpec
+from scannery.runtime.search_modes import Mode
 
 __all__ = [
     "FORMAT_VERSION",
@@ -306,7 +307,7 @@ def logistic(odds_H: np.ndarray) -> np.ndarray:
 class Relevance(_Record):
     """What scores mean: fitted to questions that passages answer, and to foreign questions."""
 
-    curves: dict[Literal["dense", "lexical", "hybrid"], RelevanceCurve]
+    curves: dict[Mode, RelevanceCurve]
     """Curves by mode; hybrid: of `weighted_score` with the measured weight."""
     source: Literal["passages", "judgements"] = "passages"
     """Source of the questions: made from passages, or judged by people."""

@@ -1,1 +1,1 @@
-"""What servers and live updates stand on: request errors, deadlines, retries, absolute paths, a bounded cache."""
+"""What all rooms stand on: errors, names of search modes, deadlines, retries, absolute paths, a bounded cache."""

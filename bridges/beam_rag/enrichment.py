@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, get_args
 
 from apache_beam.ml.rag.types import EmbeddableItem
 from apache_beam.transforms.enrichment import EnrichmentSourceHandler
@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 import scannery
 from scannery.bridges.beam_rag.items import fields_of, query_of
-from scannery.client import Client, Hits, IndexInfo, InvalidArgumentError, Where
+from scannery.client import Client, Hits, IndexInfo, InvalidArgumentError, Mode, Where
 
 __all__ = ["ScanneryVectorSearch"]
 
@@ -36,7 +36,7 @@ class ScanneryVectorSearch(EnrichmentSourceHandler[Any, Any]):
         index: str,
         *,
         k: int = 10,
-        mode: Literal["dense", "lexical", "hybrid"] = "dense",
+        mode: Mode = "dense",
         where: Restriction | None = None,
         min_batch_size: int = 1,
         max_batch_size: int = 100,
@@ -58,7 +58,7 @@ class ScanneryVectorSearch(EnrichmentSourceHandler[Any, Any]):
             options: further options of `Index.search_many`, such as `alpha`, `max_per_group` or `target_recall`.
 
         """
-        if mode not in ("dense", "lexical", "hybrid"):
+        if mode not in get_args(Mode):
             raise InvalidArgumentError(f"mode: must be dense, lexical or hybrid, got {mode!r}", field="mode")
         self._target, self._index, self._connect_options = target, index, dict(connect_options or {})
         self._k, self._mode, self._where, self._options = k, mode, where, options

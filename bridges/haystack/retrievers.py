@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from haystack import component, default_from_dict, default_to_dict
@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from scannery.bridges.haystack.document_store import ScanneryDocumentStore
 from scannery.bridges.haystack.documents import document
-from scannery.client import Hits, Words
+from scannery.client import Fusion, Hits, Mode, Words
 
 __all__ = ["ScanneryEmbeddingRetriever", "ScanneryHybridRetriever", "ScanneryTextRetriever"]
 
@@ -171,7 +171,7 @@ class ScanneryTextRetriever(_Retriever):
         self,
         document_store: ScanneryDocumentStore,
         *,
-        mode: Literal["lexical", "dense", "hybrid"] = "lexical",
+        mode: Mode = "lexical",
         rerank: int | None = None,
         filters: dict[str, Any] | None = None,
         top_k: int = 10,
@@ -235,7 +235,7 @@ class ScanneryHybridRetriever(_Retriever):
         document_store: ScanneryDocumentStore,
         *,
         alpha: float | None = None,
-        fusion: Literal["weighted_score", "reciprocal_rank"] | None = None,
+        fusion: Fusion | None = None,
         rerank: int | None = None,
         filters: dict[str, Any] | None = None,
         top_k: int = 10,

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mteb.models import ModelMeta
 
 import scannery
 from scannery.bridges.mteb.index import MAX_K, connected
-from scannery.client import Hits, NewDatapoint
+from scannery.client import Hits, Mode, NewDatapoint
 
 __all__ = ["ScannerySearch"]
 
@@ -29,7 +29,7 @@ class ScannerySearch:
         target: str | Path,
         *,
         encoder: str | None = None,
-        mode: Literal["dense", "lexical", "hybrid"] | None = None,
+        mode: Mode | None = None,
         prefix: str = "mteb",
         keep: bool = False,
         create: Mapping[str, Any] | None = None,

@@ -25,6 +25,8 @@ from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import Where, build_filter
 from scannery.client.request.named_vectors import VectorChoices, build_choices, checked_return
 from scannery.client.request.values import Identifier, as_identifier, refuses_surrogates
+from scannery.runtime.search_modes import FusionMethod as Fusion
+from scannery.runtime.search_modes import Mode
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import SparseVector, Vector
 
@@ -58,8 +60,6 @@ def keep_freed_memory() -> None:
     bytes(MAPPED_BYTES)
 
 
-Mode = Literal["dense", "lexical", "hybrid"]
-Fusion = Literal["reciprocal_rank", "weighted_score"]
 HighlightBy = Literal["encoder", "words"]
 
 

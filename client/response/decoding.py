@@ -33,6 +33,7 @@ from scannery.client.response.results import (
     put_message,
     undecoded,
 )
+from scannery.runtime.search_modes import FusionMethod, Mode
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
 __all__ = [
@@ -216,12 +217,12 @@ _DISTANCES: dict[int, Literal["cosine", "dot", "squared_l2"]] = {
 }
 
 
-_MODES: dict[int, Literal["dense", "lexical", "hybrid"]] = {
+_MODES: dict[int, Mode] = {
     search_pb2.MODE_DENSE: "dense",
     search_pb2.MODE_LEXICAL: "lexical",
     search_pb2.MODE_HYBRID: "hybrid",
 }
-_METHODS: dict[int, Literal["weighted_score", "reciprocal_rank"]] = {
+_METHODS: dict[int, FusionMethod] = {
     search_pb2.FUSION_METHOD_WEIGHTED_SCORE: "weighted_score",
     search_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }

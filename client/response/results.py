@@ -15,11 +15,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 
 from scannery.client.errors import ScanneryError
+from scannery.runtime.search_modes import FusionMethod as Fusion
+from scannery.runtime.search_modes import Mode
 from scannery.v1 import search_pb2
 
 if TYPE_CHECKING:
@@ -218,9 +220,9 @@ class Explanation:
     stages_us: dict[str, int]
     """Microseconds by stage, in the order of the work; of a batch, those of all queries with the same filter."""
     expected_recall: float
-    mode: Literal["dense", "lexical", "hybrid"] | None = None
+    mode: Mode | None = None
     """The mode that was used; None from servers of earlier releases."""
-    fusion: Literal["weighted_score", "reciprocal_rank"] | None = None
+    fusion: Fusion | None = None
     """How hybrid search combined its rankings."""
     alpha: float | None = None
     """The weight of the dense ranking in hybrid search."""
@@ -264,7 +266,7 @@ class Hits(list[Hit]):
     """Version of the index."""
     sequence: int = 0
     """Mutations up to this sequence were visible."""
-    mode: Literal["dense", "lexical", "hybrid"] | None = None
+    mode: Mode | None = None
     """The mode that was used; None from servers of earlier releases."""
     explanation: Explanation | None = None
     """If asked for with `explain`."""
@@ -425,7 +427,7 @@ def undecoded(
     message: search_pb2.SearchResponse | search_pb2.HitList,
     version: int,
     sequence: int,
-    mode: Literal["dense", "lexical", "hybrid"] | None,
+    mode: Mode | None,
 ) -> Hits:
     """Return the hits of a message, which are made when one of them is looked at, with the snapshot and the mode."""
     hits = UndecodedHits()

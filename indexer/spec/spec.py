@@ -40,6 +40,7 @@ from scannery.indexer.spec.vector_spec import (
     check_named_vectors,
     text_field,
 )
+from scannery.runtime.search_modes import FusionMethod, Mode
 
 __all__ = [
     "AttributeSpec",
@@ -111,11 +112,11 @@ SynonymRule = Annotated[str, Field(max_length=1_000), AfterValidator(_synonym_ru
 class SearchSpec(SpecModel):
     """Defaults of searches, for requests that do not set them. They do not affect what an index stores."""
 
-    mode: Literal["dense", "lexical", "hybrid"] | None = None
+    mode: Mode | None = None
     """Mode of searches by text; default: `hybrid` if words are indexed, `lexical` if the index has no encoder, else
     `dense`. Searches by vector are dense."""
 
-    fusion: Literal["weighted_score", "reciprocal_rank"] = "weighted_score"
+    fusion: FusionMethod = "weighted_score"
     """How hybrid search combines its two rankings: by scaled scores, or by ranks."""
 
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None

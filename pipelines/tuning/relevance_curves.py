@@ -15,12 +15,13 @@ Shapes: Q questions, C hits of a question, S samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from scannery.indexer.manifest import FusionWeight, RelevanceCurve, logistic
 from scannery.pipelines.tuning.passage_searches import PASSAGE, QuestionSearch, Ranked, fused, with_passage
+from scannery.runtime.search_modes import Mode
 
 __all__ = ["Samples", "calibration_error", "fitted_curve", "relevance_curves", "separation"]
 
@@ -33,8 +34,6 @@ RIDGE = 1e-3
 """Penalty of the square of the slope, for scores of unit variance: samples that a score divides have no best one."""
 _LEAST_DEVIATION = 1e-9
 _STEPS = 50
-
-_Mode: TypeAlias = Literal["dense", "lexical", "hybrid"]
 
 
 class Samples(NamedTuple):
@@ -53,7 +52,7 @@ class Samples(NamedTuple):
 
 def relevance_curves(
     about: Sequence[QuestionSearch], foreign: Sequence[QuestionSearch], weight: FusionWeight | None
-) -> dict[_Mode, RelevanceCurve]:
+) -> dict[Mode, RelevanceCurve]:
     """Return the curve of each mode whose scores tell answers from other hits.
 
     Args:
@@ -62,7 +61,7 @@ def relevance_curves(
         weight: of hybrid search; None: it is left out.
 
     """
-    modes: list[_Mode] = []
+    modes: list[Mode] = []
     modes += ["dense"] if about[0].dense is not None else []
     modes += ["lexical"] if about[0].lexical is not None else []
     modes += ["hybrid"] if weight is not None else []
@@ -76,7 +75,7 @@ def relevance_curves(
 
 
 def _samples(
-    searches: Sequence[QuestionSearch], mode: _Mode, weight: FusionWeight | None, *, answered: bool = True
+    searches: Sequence[QuestionSearch], mode: Mode, weight: FusionWeight | None, *, answered: bool = True
 ) -> Samples:
     samples = Samples([], [])
     for search in searches:
@@ -86,7 +85,7 @@ def _samples(
     return samples
 
 
-def _ranked(search: QuestionSearch, mode: _Mode, weight: FusionWeight | None, *, answered: bool) -> Ranked:
+def _ranked(search: QuestionSearch, mode: Mode, weight: FusionWeight | None, *, answered: bool) -> Ranked:
     """Return the hits of a question in a mode, with the passage in other words if it is answered."""
     passage = search.paraphrase if answered else None
     if mode == "hybrid":

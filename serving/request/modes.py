@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from scannery.indexer import IndexSpec, Manifest
 from scannery.indexer.manifest import FusionScales
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.search_modes import FusionMethod, Mode
 from scannery.serving.request.query import ChosenVectors
 from scannery.v1 import search_pb2 as pb
 
@@ -22,9 +22,6 @@ __all__ = [
     "parse_mode",
     "text_mode_of",
 ]
-
-Mode: TypeAlias = Literal["dense", "lexical", "hybrid"]
-FusionMethod: TypeAlias = Literal["weighted_score", "reciprocal_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

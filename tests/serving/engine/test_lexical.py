@@ -197,7 +197,7 @@ def test_many_queries_get_what_each_one_gets(indexes: dict[int, scannery.Index])
         ({"alpha": 0.5, "mode": "dense"}, "alpha", "is for hybrid search, the mode is dense"),
         ({"query": np.ones(384), "alpha": 0.5}, "query", "hybrid search needs a text"),
         ({"fusion": "weighted_score", "mode": "lexical"}, "fusion", "the mode is lexical"),
-        ({"fusion": "average", "mode": "hybrid"}, "fusion", "must be one of reciprocal_rank, weighted_score"),
+        ({"fusion": "average", "mode": "hybrid"}, "fusion", "must be one of weighted_score, reciprocal_rank"),
         ({"alpha": 1.5, "mode": "hybrid"}, "alpha", "must be 0 to 1, got 1.5"),
         ({"alpha": float("nan"), "mode": "hybrid"}, "alpha", "must be finite"),
     ],
