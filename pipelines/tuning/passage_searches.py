@@ -37,7 +37,6 @@ __all__ = [
     "fused",
     "passage_searches",
     "questions_about",
-    "with_passage",
 ]
 
 MOST_QUESTIONS = 256
@@ -130,6 +129,22 @@ class QuestionSearch(NamedTuple):
     """Scores of the passage in other words: of its vector, since synonyms change no meaning, and of half its words."""
     equal_keys: np.ndarray
     """Keys of rows that are as close to the passage as it is without the question's sentence."""
+
+    def with_passage(self, passage: PassageScores | None) -> tuple[Ranked | None, Ranked | None]:
+        """Return the rankings by vector and by words, with a text in place of the passage as the row PASSAGE.
+
+        A text without any word of the question is not among the rows by words.
+
+        Args:
+            passage: scores of the text; None: there is none.
+
+        """
+        dense, lexical = self.dense, self.lexical
+        if passage is not None and dense is not None:
+            dense = _with_row(dense, passage.dense)
+        if passage is not None and lexical is not None and passage.lexical > 0:
+            lexical = _with_row(lexical, passage.lexical)
+        return dense, lexical
 
 
 _NOTHING = PassageScores(0.0, 0.0)
@@ -325,11 +340,9 @@ def fused(
         weights_A: of the dense ranking.
 
     """
-    assert search.dense is not None
-    assert search.lexical is not None
-    dense, lexical = search.dense, search.lexical
-    if passage is not None:
-        dense, lexical = with_passage(dense, passage.dense), _with_words(lexical, passage.lexical)
+    dense, lexical = search.with_passage(passage)
+    assert dense is not None
+    assert lexical is not None
     keys_H, positions = np.unique(np.concatenate([dense.keys_H, lexical.keys_H]), return_inverse=True)
     gains_2H = np.zeros((2, len(keys_H)))
     dense_gains = Scale(scales.dense_zero, scales.dense_one).values(dense.scores_H)
@@ -339,7 +352,7 @@ def fused(
     return keys_H, weights_A[:, None] * gains_2H[0] + (1 - weights_A[:, None]) * gains_2H[1]
 
 
-def with_passage(ranked: Ranked, score: float) -> Ranked:
+def _with_row(ranked: Ranked, score: float) -> Ranked:
     """Return a ranking with the row PASSAGE, if that is good enough for it; it is the last one of equal rows."""
     position = int(np.searchsorted(-ranked.scores_H, -score, side="right"))
     if position >= FUSED_ROWS:
@@ -348,7 +361,3 @@ def with_passage(ranked: Ranked, score: float) -> Ranked:
         np.insert(ranked.keys_H, position, PASSAGE)[:FUSED_ROWS],
         np.insert(ranked.scores_H, position, score)[:FUSED_ROWS],
     )
-
-
-def _with_words(ranked: Ranked, share: float) -> Ranked:
-    return with_passage(ranked, share) if share > 0 else ranked

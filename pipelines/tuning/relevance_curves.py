@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from scannery.indexer.manifest import FusionWeight, RelevanceCurve, logistic
-from scannery.pipelines.tuning.passage_searches import PASSAGE, QuestionSearch, Ranked, fused, with_passage
+from scannery.pipelines.tuning.passage_searches import PASSAGE, QuestionSearch, Ranked, fused
 from scannery.runtime.search_modes import Mode
 
 __all__ = ["Samples", "calibration_error", "fitted_curve", "relevance_curves", "separation"]
@@ -94,11 +94,10 @@ def _ranked(search: QuestionSearch, mode: Mode, weight: FusionWeight | None, *, 
         keys_H, [scores_H] = fused(search, passage, weight.scales, np.array([weight.alpha]))
         order_H = np.argsort(-scores_H, kind="stable")
         return Ranked(keys_H[order_H], scores_H[order_H])
-    ranked = search.dense if mode == "dense" else search.lexical
+    dense, lexical = search.with_passage(passage)
+    ranked = dense if mode == "dense" else lexical
     assert ranked is not None
-    if passage is None:
-        return ranked
-    return with_passage(ranked, passage.dense if mode == "dense" else passage.lexical)
+    return ranked
 
 
 def fitted_curve(about: Samples, foreign: Samples, answer_weight: float = 1.0) -> RelevanceCurve | None:

@@ -15,7 +15,15 @@ from scannery.live.maintenance.seal import seal
 from scannery.pipelines import compact
 from scannery.pipelines.tuning import search_measurement
 from scannery.pipelines.tuning.foreign_questions import foreign_questions
-from scannery.pipelines.tuning.relevance_curves import Samples, calibration_error, fitted_curve, separation
+from scannery.pipelines.tuning.passage_searches import PassageScores, QuestionSearch, Ranked
+from scannery.pipelines.tuning.relevance_curves import (
+    ANSWER_WEIGHT,
+    Samples,
+    calibration_error,
+    fitted_curve,
+    relevance_curves,
+    separation,
+)
 from tests.pipelines.conftest import manifest_of, run
 from tests.pipelines.tuning.test_fusion_weight import SPEC, records
 
@@ -102,6 +110,21 @@ def test_scores_that_tell_nothing_have_no_curve():
     assert steep is not None
     assert np.isfinite([steep.intercept, steep.slope]).all()
     assert steep.probabilities(np.array([0.9])) > 0.9
+
+
+def test_a_passage_without_a_word_of_its_question_is_no_hit_by_words():
+    def question(share: float) -> QuestionSearch:
+        rows = Ranked(np.arange(3, dtype=np.int64), np.array([0.5, 0.2, 0.1]))
+        half = PassageScores(0.0, share)
+        return QuestionSearch(None, rows, (half, half), half, np.empty(0, np.int64))
+
+    answered, foreign = question(0.8), question(0.0)
+    curves = relevance_curves([answered] * 8 + [foreign] * 8, [foreign] * 4, None)
+    scores_C, none_C = np.array([0.5, 0.2, 0.1]), np.zeros(3, bool)
+    about = Samples(
+        [np.array([0.8, *scores_C])] * 8 + [scores_C] * 8, [np.array([True, *none_C])] * 8 + [none_C] * 8
+    )
+    assert curves == {"lexical": fitted_curve(about, Samples([scores_C] * 4, [none_C] * 4), ANSWER_WEIGHT)}
 
 
 def test_the_measures_by_hand():
