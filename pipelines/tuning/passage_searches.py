@@ -44,6 +44,8 @@ MOST_QUESTIONS = 256
 nDCG@10 at times."""
 ROWS_PER_QUESTION = 5
 """Small versions have fewer questions, so that these cost less than embedding the passages."""
+READ_ROWS = 1 << 13
+"""Rows at most whose texts are read for questions: one in 32 that makes a question is enough for all of them."""
 HASHED_ROWS = 1 << 17
 """Rows whose ids are in memory at once."""
 COMPARED_ROWS = 20
@@ -64,7 +66,7 @@ class Question:
 
 
 def questions_about(index: OpenIndex) -> list[Question]:
-    """Return questions about passages of an index: about those whose ids have the least hashes.
+    """Return questions about passages of an index: about those that make one and whose ids have the least hashes.
 
     So they do not depend on how rows are distributed over segments. If the index has an encoder, the passages have
     vectors.
@@ -79,10 +81,12 @@ def questions_about(index: OpenIndex) -> list[Question]:
     addresses: list[tuple[int, int, int]] = []
     for number, (segment, rows_R) in live.items():
         hashes_R = _id_hashes(segment, rows_R)
-        least = np.argsort(hashes_R, kind="stable")[:count]
+        least = np.argsort(hashes_R, kind="stable")[:READ_ROWS]
         addresses += zip(hashes_R[least].tolist(), [number] * len(least), rows_R[least].tolist(), strict=True)
     questions: list[Question] = []
-    for seed, number, row in sorted(addresses)[:count]:
+    for seed, number, row in sorted(addresses)[:READ_ROWS]:
+        if len(questions) == count:
+            break
         [text] = live[number][0].searched_texts(np.array([row]))
         question = question_of(text, np.random.default_rng(seed))
         if question is not None:

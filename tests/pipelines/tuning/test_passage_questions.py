@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from scannery.indexer import open_index
+from scannery.pipelines.tuning.passage_searches import questions_about
 from scannery.pipelines.tuning.tuning_queries import MOST_WORDS, PassageQuestion, question_of
+from tests.pipelines.conftest import run
 
 ENGLISH = (
     "Volcanoes form where plates meet. The magma below them is lighter than rock, so it rises slowly through cracks. "
@@ -60,3 +65,20 @@ def test_short_passages_have_no_question(passage):
 
 def test_the_same_seed_makes_the_same_question():
     assert question_of(ENGLISH, np.random.default_rng(3)) == question_of(ENGLISH, np.random.default_rng(3))
+
+
+@pytest.mark.system
+def test_rows_without_a_text_use_up_no_question(store, write):
+    spec: dict[str, Any] = {
+        "index": "talks",
+        "source": {"id": "id", "text": "text"},
+        "lexical": True,
+        "vectors": "optional",
+    }
+    texts = {f"d{number}": ENGLISH if number % 3 == 0 else "" for number in range(300)}
+    run(store, write("a.jsonl", [{"id": key, "text": text} for key, text in texts.items()]), spec=spec)
+    index = open_index(store, "talks")
+    places = [(each.segment, each.row) for each in questions_about(index)]
+    assert len(places) == len(set(places)) == 60
+    ids = [index.segments[segment].take([row], ["id"]).column(0)[0].as_py() for segment, row in places]
+    assert all(texts[key] for key in ids)
