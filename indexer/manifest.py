@@ -308,19 +308,27 @@ class Relevance(_Record):
     """What scores mean: fitted to questions that passages answer, and to foreign questions."""
 
     curves: dict[Mode, RelevanceCurve]
-    """Curves by mode; hybrid: of `weighted_score` with the measured weight."""
+    """Curves by mode, without modes whose scores tell nothing; hybrid: of `weighted_score` with the measured weight."""
+    modes: tuple[Mode, ...] = ()
+    """Modes that were measured, with or without a curve."""
     source: Literal["passages", "judgements"] = "passages"
     """Source of the questions: made from passages, or judged by people."""
-    questions: Annotated[int, Field(ge=1)]
+    questions: Annotated[int, Field(ge=0)]
     """Number of questions that passages answer."""
-    foreign_questions: Annotated[int, Field(ge=1)]
-    """Number of questions about something else."""
+    foreign_questions: Annotated[int, Field(ge=0)]
+    """Number of questions about something else; 0: too few could be made from passages, so no mode has a curve."""
     rows: Annotated[int, Field(ge=0)]
     """Datapoints of the version that they were fitted on; later versions keep them until they have far more."""
     encoder: str | None = None
     """Digest of the encoder that they were fitted with."""
     lexical_rules: dict[str, Any] = {}
     """Rules of the analyser that they were fitted with."""
+
+    def of_modes(self, modes: Sequence[Mode]) -> Relevance:
+        """Return what was measured of some modes alone."""
+        curves = {mode: curve for mode, curve in self.curves.items() if mode in modes}
+        measured = tuple(mode for mode in self.modes if mode in modes)
+        return self.model_copy(update={"curves": curves, "modes": measured})
 
 
 class VectorsInfo(_Record):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scannery.embed.errors import EmbedError
-from scannery.indexer.manifest import FusionWeight, Manifest, Relevance, SegmentEntry
+from scannery.indexer.manifest import FusionWeight, Manifest, Relevance, RelevanceCurve, SegmentEntry
 from scannery.indexer.reader import OpenIndex, open_manifest
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
@@ -27,6 +27,7 @@ from scannery.pipelines.tuning.passage_searches import (
 )
 from scannery.pipelines.tuning.relevance_curves import relevance_curves
 from scannery.pipelines.tuning.tuning_queries import EncoderSource
+from scannery.runtime.search_modes import Mode
 
 __all__ = ["with_measured_search"]
 
@@ -45,6 +46,11 @@ _LOG = logging.getLogger(__name__)
 class _Measured(NamedTuple):
     fusion: FusionWeight | None
     relevance: Relevance | None
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether enough questions could be made to measure anything."""
+        return self.relevance is not None and self.relevance.foreign_questions > 0
 
 
 def with_measured_search(
@@ -70,7 +76,9 @@ def with_measured_search(
     if _is_missing(holding, spec) and (encoder is not None) == (spec.encoder is not None):
         # Both or none: the curve of hybrid search is one of the weight that was measured with it. What was measured of
         # far more or fewer rows is better than nothing, with which scores change and `min_relevance` is refused.
-        measured = _measured(manifest, store, encoder) or measured
+        new = _measured(manifest, store, encoder)
+        if new is not None and (new.has_questions or measured.relevance is None):
+            measured = new
     return manifest.model_copy(update=measured._asdict())
 
 
@@ -78,26 +86,32 @@ def _of_parent(parent: Manifest | None, manifest: Manifest) -> _Measured:
     """Return what was measured of the version before with the same encoder and the same rules of the analyser."""
     if parent is None:
         return _Measured(None, None)
-    has_weight = _has_default_weight(manifest.spec) and _is_alike(parent.fusion, manifest)
+    modes = _modes_of(manifest.spec)
+    has_weight = "hybrid" in modes and _is_alike(parent.fusion, manifest)
+    relevance = parent.relevance
     return _Measured(
         parent.fusion if has_weight else None,
-        parent.relevance if _is_alike(parent.relevance, manifest) else None,
+        relevance.of_modes(modes) if relevance is not None and _is_alike(relevance, manifest) else None,
     )
 
 
-def _has_default_weight(spec: IndexSpec) -> bool:
-    hybrid = spec.lexical is not None and spec.encoder is not None
-    return hybrid and spec.search.alpha is None and spec.search.mode in (None, "hybrid")
+def _modes_of(spec: IndexSpec) -> tuple[Mode, ...]:
+    """Return the modes of searches by text that are measured; hybrid search only if its weight is, too."""
+    has_vectors, has_words = spec.encoder is not None, spec.lexical is not None
+    has_default_weight = spec.search.alpha is None and spec.search.mode in (None, "hybrid")
+    is_measured: dict[Mode, bool] = {
+        "dense": has_vectors,
+        "lexical": has_words,
+        "hybrid": has_vectors and has_words and has_default_weight,
+    }
+    return tuple(mode for mode, is_one in is_measured.items() if is_one)
 
 
 def _is_missing(measured: _Measured, spec: IndexSpec) -> bool:
     """Return whether something is left to measure; weights of earlier releases have no scales."""
-    if spec.lexical is None and spec.encoder is None:
-        return False
-    weight = measured.fusion
-    return measured.relevance is None or (
-        _has_default_weight(spec) and (weight is None or weight.scales is None)
-    )
+    modes_measured = () if measured.relevance is None else measured.relevance.modes
+    lacks_scales = measured.fusion is not None and measured.fusion.scales is None
+    return lacks_scales or not {*_modes_of(spec)} <= {*modes_measured}
 
 
 def _is_alike(previous: FusionWeight | Relevance | None, manifest: Manifest) -> bool:
@@ -142,20 +156,27 @@ def _first_segments(entries: Sequence[SegmentEntry]) -> tuple[SegmentEntry, ...]
 
 
 def _of_index(index: OpenIndex, encoder: EncoderSource | None) -> _Measured | None:
-    """Return what is measured about an open index; None if too few questions can be made of its passages."""
-    spec = index.spec
+    """Return what is measured about an open index; None: it has segments of a release that kept no words.
+
+    That nothing can be fitted is a result, too: else each update would try it again.
+    """
+    spec, modes = index.spec, _modes_of(index.spec)
     if spec.lexical is not None and any(segment.postings is None for segment in index.segments):
         return None
     questions = questions_about(index)
-    if len(questions) < LEAST_QUESTIONS:
-        return None
-    about = passage_searches(index, questions, encoder)
-    fusion = fusion_weight(about) if _has_default_weight(spec) else None
-    texts = foreign_questions(spec.lexical.language if spec.lexical is not None else "english")
-    curves = relevance_curves(about, foreign_searches(index, texts, encoder), fusion)
-    if not curves:
-        return _Measured(fusion, None)
+    fusion: FusionWeight | None = None
+    curves: dict[Mode, RelevanceCurve] = {}
+    texts: tuple[str, ...] = ()
+    if len(questions) >= LEAST_QUESTIONS:
+        about = passage_searches(index, questions, encoder)
+        fusion = fusion_weight(about) if "hybrid" in modes else None
+        texts = foreign_questions(spec.lexical.language if spec.lexical is not None else "english")
+        curves = relevance_curves(about, foreign_searches(index, texts, encoder), fusion)
     relevance = Relevance(
-        curves=curves, questions=len(questions), foreign_questions=len(texts), rows=index.manifest.rows
+        curves=curves,
+        modes=modes,
+        questions=len(questions),
+        foreign_questions=len(texts),
+        rows=index.manifest.rows,
     )
     return _Measured(fusion, relevance)

@@ -43,6 +43,11 @@ def curve_of(
         return None, (
             f"{version} has no relevance: a build of at least 200 passages with this release measures it"
         )
+    if not manifest.relevance.foreign_questions:
+        return (
+            None,
+            f"{version} has no relevance: too few of its passages are long enough to make questions of",
+        )
     reason = "" if mode == "lexical" else _other_vectors(vectors, inner_product=inner_product)
     reason = reason or ("" if mode != "hybrid" else _other_fusion(manifest, fusion))
     curve = manifest.relevance.curves.get(mode)

@@ -140,6 +140,8 @@ def _search_text(manifest: Manifest) -> str:
 
 def _relevance_text(relevance: Relevance) -> str:
     """Return the score that has a probability of one half in each mode, and how far the curves are from the truth."""
+    if not relevance.foreign_questions:
+        return "none: too few passages are long enough to make questions of"
     modes = [
         f"{mode} 50 % at {'a share' if mode == 'lexical' else 'a score'} of {-curve.intercept / curve.slope:.3g} "
         f"(error {curve.error:.3f}, separation {curve.separation:.3f})"
@@ -147,7 +149,7 @@ def _relevance_text(relevance: Relevance) -> str:
     ]
     kind = "judged questions" if relevance.source == "judgements" else "questions made from passages"
     questions = f"{relevance.questions} {kind} and {relevance.foreign_questions} foreign ones"
-    return f"{'; '.join(modes)}; measured with {questions}"
+    return f"{'; '.join(modes) or 'none: no score tells answers from other hits'}; measured with {questions}"
 
 
 def _documents_text(manifest: Manifest) -> str:

@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 
 import scannery
 from scannery.cli.main import app
+from scannery.client import Mode
+from scannery.embed import Encoder
+from scannery.indexer import Store
 from scannery.indexer.manifest import Relevance, logistic
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import compact
@@ -24,6 +27,7 @@ from scannery.pipelines.tuning.relevance_curves import (
     relevance_curves,
     separation,
 )
+from scannery.pipelines.tuning.search_measurement import with_measured_search
 from tests.pipelines.conftest import manifest_of, run
 from tests.pipelines.tuning.test_fusion_weight import SPEC, records
 
@@ -203,3 +207,78 @@ def test_each_mode_that_is_there_has_a_curve(store, write, few_questions, change
 def test_few_rows_have_none(store, write):
     run(store, write("a.jsonl", records(0, 60)), spec=SPEC)
     assert manifest_of(store, "talks").relevance is None
+
+
+def unused() -> Encoder:
+    raise AssertionError("nothing is left to measure")
+
+
+WORDS: dict[str, Any] = {key: value for key, value in SPEC.items() if key != "encoder"} | {
+    "vectors": "optional"
+}
+NO_SHARED_WORD = [" ".join(f"w{row}x{number}" for number in range(12)) for row in range(80)]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("spec", "texts", "modes", "reason"),
+    [
+        (WORDS, NO_SHARED_WORD, set(), "no relevance for mode lexical"),
+        (WORDS, ["a red shoe"] * 80, set(), "too few of its passages are long enough"),
+        (SPEC, ["a red shoe"] * 80, set(), "too few of its passages are long enough"),
+        (
+            SPEC,
+            ["The text of this page will follow, in a few weeks."] * 80,
+            {"dense", "lexical"},
+            "hybrid hits of this version",
+        ),
+    ],
+)
+def test_what_cannot_be_fitted_is_not_measured_again(
+    store, write, few_questions, tmp_path, spec, texts, modes, reason
+):
+    made = [{"id": f"d{row}", "text": text} for row, text in enumerate(texts)]
+    run(store, write("a.jsonl", made), spec=spec)
+    manifest = manifest_of(store, "talks")
+    assert (manifest.fusion, set(relevance_of(store).curves)) == (None, modes)
+    empty = Store.open(tmp_path / "empty", create=True)  # without the segments, which would be read
+    encoder = unused if manifest.spec.encoder is not None else None
+    assert with_measured_search(manifest, manifest, empty, encoder) == manifest
+    shown = CliRunner().invoke(app, ["index", "show", "--store", store.uri, "talks"], env={"COLUMNS": "400"})
+    assert ("none: " in shown.output) == (not modes)
+    mode: Mode = "hybrid" if spec is SPEC else "lexical"
+    with scannery.connect(store.uri) as client, pytest.raises(scannery.InvalidArgumentError, match=reason):
+        client.index("talks").search("a red shoe", 5, mode=mode, min_relevance=0.5)
+
+
+@pytest.mark.system
+def test_versions_without_relevance_and_with_a_mode_that_was_not_measured_are_measured(
+    store, write, few_questions, tmp_path
+):
+    run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
+    first = manifest_of(store, "talks")
+    encoder = Encoder.load(SPEC["encoder"]["model"])
+    old = first.model_copy(update={"relevance": None})
+    assert with_measured_search(old, old, store, lambda: encoder) == first
+    # A weight of the spec's own, for a while, takes the measured one away, and the curve of hybrid search with it.
+    run(store, write("b.jsonl", records(80, 82)), spec=SPEC | {"search": {"alpha": 0.3}})
+    assert manifest_of(store, "talks").fusion is None
+    assert set(relevance_of(store).curves) == set(relevance_of(store).modes) == {"dense", "lexical"}
+    run(store, write("c.jsonl", records(82, 84)), spec=SPEC)
+    assert manifest_of(store, "talks").fusion is not None
+    assert set(relevance_of(store).curves) == {"dense", "lexical", "hybrid"}
+
+
+@pytest.mark.system
+def test_a_version_with_too_few_questions_keeps_what_was_measured(store, write, few_questions, tmp_path):
+    run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
+    parent = manifest_of(store, "talks")
+    other = Store.open(tmp_path / "other", create=True)
+    run(
+        other,
+        write("short.jsonl", [{"id": f"s{row}", "text": "a red shoe"} for row in range(140)]),
+        spec=SPEC,
+    )
+    encoder = Encoder.load(SPEC["encoder"]["model"])
+    kept = with_measured_search(manifest_of(other, "talks"), parent, other, lambda: encoder)
+    assert (kept.fusion, kept.relevance) == (parent.fusion, parent.relevance)
