@@ -14,7 +14,7 @@ from scannery.serving.engine.row_source import RankedCandidates
 from scannery.serving.engine.segment_search import QueryBatch
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Options
-from scannery.serving.request.query import ById, Query, Vectors, WithSparse
+from scannery.serving.request.query import ById, Query, Vectors, WithSparse, WithWords
 from scannery.serving.request.relevance import without_relevance
 
 __all__ = ["HitRelevance"]
@@ -37,7 +37,8 @@ class HitRelevance:
                 raise without_relevance(options.no_curve)
         elif not isinstance(batch.queries, Vectors):
             for number, (query, path) in enumerate(zip(batch.queries, batch.paths, strict=True)):
-                reason = _other_question(query, path)
+                by_words_alone = self._by_words and isinstance(query, WithWords)
+                reason = "" if by_words_alone else _other_question(query, path)
                 if reason and options.min_relevance is not None:
                     raise without_relevance(reason)
                 if reason:

@@ -120,6 +120,15 @@ def test_vectors_have_the_relevance_of_their_scores(index: scannery.Index) -> No
             check(hits, "dense", 0)
 
 
+def test_search_by_words_alone_has_the_relevance_of_the_words_whatever_stands_beside_them(
+    index: scannery.Index,
+) -> None:
+    for beside in (Like("d1"), Blend(["w2", Like("d4")]), VECTORS_ND[3]):
+        hits = index.search(Words("w5 w9", beside), 4, mode="lexical", min_relevance=0)
+        check(hits, "lexical", highest_score("w5 w9"))
+        assert len(hits) == 4
+
+
 def test_queries_of_a_batch_have_the_curves_of_their_modes(index: scannery.Index) -> None:
     text, vector, words = "w3 w9", VECTORS_ND[7], Words("w1 w20", VECTORS_ND[3])
     queries: list[tuple[Query, str | None]] = [
