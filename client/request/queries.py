@@ -134,7 +134,8 @@ class SearchOptions(TypedDict, total=False):
     """Which datapoints may be returned."""
     mode: Mode | None
     """`dense`, `lexical` or `hybrid`. Default: of a text `hybrid` where words are indexed, and else `dense`;
-    `hits.mode` tells. With `min_score` a text is searched `dense`: fused scores are relative to the best hit."""
+    `hits.mode` tells. With `min_score` a text is searched `dense`: fused scores depend on `alpha`, and are relative to
+    the best hit where the build has measured no scales."""
     alpha: float | None
     """Hybrid: weight of the dense side, 0 to 1; the lexical side has the rest. Default: measured by the build. Given
     without a mode, it stands for `hybrid`."""

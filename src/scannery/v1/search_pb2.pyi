@@ -29,8 +29,9 @@ class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType],
     MODE_UNSPECIFIED: _Mode.ValueType  # 0
     """Chosen by the server for each query. A text: the mode in the spec of the index, or else HYBRID if words are indexed
     (LEXICAL if the index has no encoder). With `min_score` a text is searched DENSE, unless the spec names a mode: fused
-    scores are relative to the best hit. A query with a sparse vector or `words`: HYBRID, or LEXICAL if it is nothing else. With `fusion`
-    every query is HYBRID. All others: DENSE.
+    scores depend on the weight, and are relative to the best hit where the build has measured no scales. A query with a
+    sparse vector or `words`: HYBRID, or LEXICAL if it is nothing else. With `fusion` every query is HYBRID. All others:
+    DENSE.
     """
     MODE_DENSE: _Mode.ValueType  # 1
     """By vector."""
@@ -45,8 +46,9 @@ class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
 MODE_UNSPECIFIED: Mode.ValueType  # 0
 """Chosen by the server for each query. A text: the mode in the spec of the index, or else HYBRID if words are indexed
 (LEXICAL if the index has no encoder). With `min_score` a text is searched DENSE, unless the spec names a mode: fused
-scores are relative to the best hit. A query with a sparse vector or `words`: HYBRID, or LEXICAL if it is nothing else. With `fusion`
-every query is HYBRID. All others: DENSE.
+scores depend on the weight, and are relative to the best hit where the build has measured no scales. A query with a
+sparse vector or `words`: HYBRID, or LEXICAL if it is nothing else. With `fusion` every query is HYBRID. All others:
+DENSE.
 """
 MODE_DENSE: Mode.ValueType  # 1
 """By vector."""
