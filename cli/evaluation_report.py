@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,6 +221,8 @@ def _print_means(out: Console, report: EvaluationReport, *, differences: bool) -
 
 def _means(report: EvaluationReport, measures: Sequence[str], *, differences: bool) -> Table:
     """Return the table of configurations, with the difference from one of them or with intervals."""
+    from scannery.evaluation.evaluate import value_text
+
     what = {None: "queries", "title": "titles as queries", "sentence": "sentences as queries"}[report.derived]
     note = "; ?: may be chance" if differences else ""
     title = f"{len(report.results[0].query_ids):,} {what}; 95 % intervals{note}"
@@ -237,16 +238,12 @@ def _means(report: EvaluationReport, measures: Sequence[str], *, differences: bo
         table.add_column(f"{report.main_measure} − {base}", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     for configuration, result in zip(report.configurations, report.results, strict=True):
-        cells = [_option_text(configuration.options.get(option)) for option in options]
+        cells = [value_text(configuration.options.get(option)) for option in options]
         cells += [_mean_text(result.means[measure], alone=first is not None) for measure in measures]
         if first is not None:
             cells.append("" if result is first else _difference_from(first, result, report.main_measure))
         table.add_row(*cells, f"{result.seconds:.1f}")
     return table
-
-
-def _option_text(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _mean_text(interval: Interval, *, alone: bool) -> str:
@@ -391,7 +388,7 @@ def _swept_number(configurations: Sequence[Configuration]) -> str | None:
     values: dict[str, set[Any]] = {}
     for configuration in configurations:
         for option, value in configuration.options.items():
-            if isinstance(value, Number):
+            if isinstance(value, int | float) and not isinstance(value, bool):
                 values.setdefault(option, set()).add(value)
     swept = {option: len(options_seen) for option, options_seen in values.items() if len(options_seen) > 1}
     return max(swept, key=lambda option: swept[option]) if swept else None

@@ -5,12 +5,13 @@ The searches of an evaluation: in each configuration, and for queries that are d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import typer
 
+from scannery.cli.options import vector_choices
 from scannery.cli.progress import counting_bar
 from scannery.client import Client, Hits, Index, Mode
 
@@ -129,6 +130,8 @@ class Searcher:
         name, k = options.pop("index", self._index), options.pop("k")
         if options.get("rerank") == 0:  # a value of sweeps: without reranking
             del options["rerank"]
+        if "vectors" in options:
+            options["vectors"] = vector_choices(options["vectors"])
 
         def search(queries: Sequence[Query]) -> list[list[str]]:
             texts = [asked_of(query, options["mode"]) for query in queries]
@@ -142,14 +145,15 @@ class Searcher:
         return search
 
 
-def possible_modes(index: Index, queries: Mapping[str, Query]) -> list[str]:
-    """Return the modes in which the index can answer all of the queries."""
+def possible_modes(index: Index, queries: Mapping[str, Query], vectors: Collection[str] = ()) -> list[str]:
+    """Return the modes in which the index can answer all of the queries; by the vectors of these names, if any."""
     info = index.stats()
     with_text = all(query.text is not None for query in queries.values())
     with_vector = all(query.vector is not None for query in queries.values())
     # Without a choice, an index that has no unnamed vector is searched by all of its names.
-    searched = [info.encoder] if info.dimensions else [each.encoder for each in info.named_vectors.values()]
-    encodes = any(encoder is not None for encoder in searched)
+    encoders = {"": info.encoder, **{name: each.encoder for name, each in info.named_vectors.items()}}
+    searched = [encoders.get(name) for name in vectors or ([""] if info.dimensions else info.named_vectors)]
+    encodes = all(searched) if vectors else any(searched)
     dense = with_vector or (encodes and with_text)
     lexical = info.lexical and with_text
     possible = {"dense": dense, "lexical": lexical, "hybrid": encodes and lexical}

@@ -27,12 +27,15 @@ __all__ = [
     "LogJsonOption",
     "LogOption",
     "ModelOption",
+    "PrefixOption",
     "RayOption",
     "ServedStoreOption",
     "StoreOption",
     "TargetOption",
     "TimeoutOption",
     "TlsDevOption",
+    "TyposOption",
+    "VectorsOption",
     "VertexOption",
     "WhereOption",
     "WorkersOption",
@@ -43,6 +46,7 @@ __all__ = [
     "given_log_root",
     "parsed_json",
     "remote_options",
+    "vector_choices",
     "vertex_config",
     "worker_count",
 ]
@@ -72,6 +76,23 @@ FieldsOption = Annotated[
 WhereOption = Annotated[
     str | None, typer.Option("--where", metavar="JSON", help='Filter, such as {"year": {"$gte": 2020}}.')
 ]
+VectorsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--vectors",
+        metavar="NAME[=WEIGHT],...",
+        help="Named vectors to compare; several are fused. An empty name is the unnamed vector.",
+    ),
+]
+TyposOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--typos/--no-typos",
+        help="Take a word that no text has for similar ones. Default: the index's own.",
+        show_default=False,
+    ),
+]
+PrefixOption = Annotated[bool, typer.Option("--prefix", help="The last word may be the beginning of a word.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Deadline of a call.")]
 
 
@@ -132,6 +153,23 @@ def parsed_json(text: str | None, option: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise typer.BadParameter(f"{option} is not valid JSON: {error}") from error
+
+
+def vector_choices(text: str) -> list[str] | dict[str, float]:
+    """Return the vectors that --vectors names, with weights if one is given: those without one have 1.
+
+    In the values of a sweep, between which commas are, `+` is between names.
+    """
+    choices: dict[str, float] = {}
+    for item in text.replace("+", ",").split(","):
+        name, equals, weight = (part.strip() for part in item.partition("="))
+        if name in choices:
+            raise typer.BadParameter(f"--vectors names {name!r} twice")
+        try:
+            choices[name] = float(weight) if equals else 1.0
+        except ValueError as error:
+            raise typer.BadParameter(f"--vectors must be NAME or NAME=WEIGHT, got {item!r}") from error
+    return choices if "=" in text else list(choices)
 
 
 LogOption = Annotated[

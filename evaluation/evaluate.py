@@ -8,6 +8,7 @@ Configurations of a search, from options and lists of values to try.
 
     mode=dense,hybrid                   values
     alpha=0.1..0.9:0.2                  a range with both ends and a step: 0.1, 0.3, 0.5, 0.7, 0.9
+    vectors=title,body,title=2+body     named vectors, and two of them fused
 
 Every combination is a configuration, without those that differ only in options that their mode ignores: dense search
 has no alpha.
@@ -54,6 +55,7 @@ __all__ = [
     "largest_differences",
     "parse_sweep",
     "run_paths",
+    "value_text",
     "write_per_query",
     "write_run",
 ]
@@ -280,21 +282,40 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError
+    return text == "true"
+
+
 SWEPT: dict[str, Callable[[str], Any]] = {
     "index": str,
     "mode": str,
+    "vectors": lambda text: "".join(text.split()),
     "fusion": str,
     "alpha": float,
+    "typos": _flag,
+    "prefix": _flag,
     "rerank": int,
     "k": int,
     "target_recall": float,
 }
 """Options that can be swept, and the types of their values. The order is that of the configurations."""
 
+_KINDS = {int: "an integer", float: "a number", _flag: "true or false"}
+"""Names of the types that not every text is a value of."""
+
 MOST_VALUES = 200
 """Values of one sweep, and configurations in all: a wrong step would search for days."""
 
-_HYBRID_ONLY = ("fusion", "alpha")
+_MODES = {
+    "vectors": ("dense", "hybrid"),
+    "fusion": ("hybrid",),
+    "alpha": ("hybrid",),
+    "typos": ("lexical", "hybrid"),
+    "prefix": ("lexical", "hybrid"),
+}
+"""Modes of the options that others ignore or refuse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +329,7 @@ class Configuration:
 
     def without(self, option: str) -> str:
         """Return the name without one option: configurations with equal ones make a line of a plot."""
-        setting = f"{option}={_text(self.options.get(option))}"
+        setting = f"{option}={value_text(self.options.get(option))}"
         return " ".join(part for part in self.name.split(" ") if part != setting)
 
 
@@ -356,16 +377,19 @@ def combine(fixed: Mapping[str, Any], sweeps: Mapping[str, Sequence[Any]]) -> li
 
 
 def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
-    hybrid = options.get("mode") == "hybrid"
-    return {name: value for name, value in options.items() if hybrid or name not in _HYBRID_ONLY}
+    mode = options.get("mode")
+    return {name: value for name, value in options.items() if mode in _MODES.get(name, (mode,))}
 
 
 def _label(option: str, value: Any) -> str:
-    return str(value) if option in ("index", "mode", "fusion") else f"{option}={_text(value)}"
+    return str(value) if option in ("index", "mode", "fusion") else f"{option}={value_text(value)}"
 
 
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def value_text(value: Any) -> str:
+    """Return the value of an option as a sweep has it; empty if it is not set."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _values(name: str, text: str) -> Iterable[Any]:
@@ -397,5 +421,4 @@ def _converted(name: str, kind: Callable[[str], Any], text: str) -> Any:
     try:
         return kind(text)
     except ValueError as error:
-        what = "an integer" if kind is int else "a number"
-        raise ValueError(f"{name}: must be {what}, got {text!r:.80}") from error
+        raise ValueError(f"{name}: must be {_KINDS[kind]}, got {text!r:.80}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -20,11 +20,15 @@ from scannery.cli.index_samples import (
 from scannery.cli.options import (
     IndexOption,
     JsonOption,
+    PrefixOption,
     StoreOption,
     TargetOption,
     TimeoutOption,
+    TyposOption,
+    VectorsOption,
     connected,
     parsed_json,
+    vector_choices,
 )
 from scannery.cli.output import print_json
 from scannery.client import Fusion, Index, Mode
@@ -63,8 +67,11 @@ def evaluate(
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Hits per query, and the k of recall@k.")] = 100,
+    vectors: VectorsOption = None,
     alpha: Annotated[float | None, typer.Option(help="Hybrid: weight of dense search.")] = None,
     fusion: Annotated[Fusion | None, typer.Option(help="Hybrid: method of combining two rankings.")] = None,
+    typos: TyposOption = None,
+    prefix: PrefixOption = False,
     rerank: Annotated[
         int | None, typer.Option(metavar="HITS", help="Rerank this number of best hits.")
     ] = None,
@@ -73,8 +80,8 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUES",
-            help="Try several values of mode, fusion, alpha, rerank, k, target_recall or index: alpha=0.1..0.9:0.2, "
-            "rerank=0,20,50. May be given several times.",
+            help="Try several values of mode, vectors, fusion, alpha, typos, prefix, rerank, k, target_recall or "
+            "index: alpha=0.1..0.9:0.2, rerank=0,20,50, vectors=title,title+body. May be given several times.",
         ),
     ] = None,
     measure: Annotated[
@@ -117,7 +124,16 @@ def evaluate(
     with connected(target, store, timeout_s=timeout) as client:
         handle = client.index(index)
         collection = _collection(handle, queries, qrels, derive, filtered, passages=passages)
-        fixed = {"alpha": alpha, "fusion": fusion, "rerank": rerank, "k": k, "target_recall": target_recall}
+        fixed = {
+            "vectors": vectors,
+            "fusion": fusion,
+            "alpha": alpha,
+            "typos": typos,
+            "prefix": prefix or None,
+            "rerank": rerank,
+            "k": k,
+            "target_recall": target_recall,
+        }
         configurations = _configurations(handle, collection.queries, mode, fixed, sweep or [])
         _check_baseline(baseline, configurations)
         searcher = Searcher(client, index, passages=passages, where=filtered)
@@ -252,7 +268,9 @@ def _configurations(
             raise ValueError("give either --mode or --sweep mode=…")
         if twice := [name for name in sweeps if name != "k" and fixed.get(name) is not None]:
             raise ValueError(f"{twice[0]} is given twice: fixed, and as a sweep")
-        sweeps["mode"] = _modes(index, queries, mode, sweeps.get("mode"))
+        choices = sweeps.get("vectors", [fixed["vectors"]])
+        names = {name for text in choices if text is not None for name in vector_choices(text)}
+        sweeps["mode"] = _modes(index, queries, names, mode, sweeps.get("mode"))
         _check_names("fusion", sweeps.get("fusion", ()), get_args(Fusion))
         return combine({name: value for name, value in fixed.items() if name not in sweeps}, sweeps)
     except ValueError as error:
@@ -260,10 +278,14 @@ def _configurations(
 
 
 def _modes(
-    index: Index, queries: Mapping[str, Query], mode: str | None, swept: Sequence[str] | None
+    index: Index,
+    queries: Mapping[str, Query],
+    vectors: Collection[str],
+    mode: str | None,
+    swept: Sequence[str] | None,
 ) -> list[str]:
     if mode is None and swept is None:
-        return possible_modes(index, queries)
+        return possible_modes(index, queries, vectors)
     names = swept if mode is None else list(dict.fromkeys(name.strip() for name in (mode or "").split(",")))
     modes = get_args(Mode)
     for name in names or ():

@@ -11,11 +11,15 @@ from scannery.cli.options import (
     FieldsOption,
     IndexOption,
     JsonOption,
+    PrefixOption,
     StoreOption,
     TargetOption,
     TimeoutOption,
+    TyposOption,
+    VectorsOption,
     connected,
     parsed_json,
+    vector_choices,
 )
 from scannery.cli.output import hits_json, print_explanation, print_hits, print_json
 from scannery.cli.uploads import answer_queries
@@ -87,13 +91,7 @@ def search(
             help="Weights of blended queries, in the order QUERY, --also, --like, --vector. Default: equal.",
         ),
     ] = None,
-    vectors: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[=WEIGHT],...",
-            help="Named vectors to compare; several are fused. An empty name is the unnamed vector.",
-        ),
-    ] = None,
+    vectors: VectorsOption = None,
     max_per_group: Annotated[int | None, typer.Option(help="Most hits per group.")] = None,
     group_by: Annotated[
         str | None, typer.Option(help="Attribute to group by. Default: the document.")
@@ -123,17 +121,8 @@ def search(
         bool,
         typer.Option("--highlight", help="Print the best sentence of each hit, with the words that match."),
     ] = False,
-    typos: Annotated[
-        bool | None,
-        typer.Option(
-            "--typos/--no-typos",
-            help="Take a word that no text has for similar ones. Default: the index's own.",
-            show_default=False,
-        ),
-    ] = None,
-    prefix: Annotated[
-        bool, typer.Option("--prefix", help="The last word may be the beginning of a word.")
-    ] = False,
+    typos: TyposOption = None,
+    prefix: PrefixOption = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also print how the query was answered.")
     ] = False,
@@ -165,7 +154,7 @@ def search(
         "fields": fields or None,
     }
     if vectors is not None:
-        options["vectors"] = _choices(vectors)
+        options["vectors"] = vector_choices(vectors)
     if queries is not None:
         if any(value is not None for value in (query, also, like, vector, sparse, weights)):
             raise typer.BadParameter(
@@ -196,20 +185,6 @@ def search(
         print_hits(hits, min_relevance)
         if hits.explanation:
             print_explanation(hits.explanation)
-
-
-def _choices(text: str) -> list[str] | dict[str, float]:
-    """Return the vectors to compare, with weights if one is given: those without one have 1."""
-    choices: dict[str, float] = {}
-    for item in text.split(","):
-        name, equals, weight = (part.strip() for part in item.partition("="))
-        if name in choices:
-            raise typer.BadParameter(f"--vectors names {name!r} twice")
-        try:
-            choices[name] = float(weight) if equals else 1.0
-        except ValueError as error:
-            raise typer.BadParameter(f"--vectors must be NAME or NAME=WEIGHT, got {item!r}") from error
-    return choices if "=" in text else list(choices)
 
 
 def _query(texts: list[str], like: list[str], vector: object, weights: object, sparse: object) -> QueryLike:

@@ -136,6 +136,31 @@ def test_a_sweep_is_compared_with_its_best_and_written_to_files(
 
 
 @pytest.mark.system
+def test_words_may_be_mistyped_or_begun(
+    capsys: pytest.CaptureFixture[str], store: Path, files: tuple[str, str], tmp_path: Path
+) -> None:
+    queries = tmp_path / "queries.tsv"
+    queries.write_text("1\tmoltem\n2\tovernig\n")
+    arguments = ("evaluate", "-i", "texts", "-s", str(store), "--queries", str(queries), "--qrels", files[1])
+
+    def success(*options: str) -> dict[str, list[float]]:
+        files = ("--per-query", f"{tmp_path}/q.jsonl", "--plot", f"{tmp_path}/p.svg")
+        run(capsys, *arguments, "-m", "lexical", "--measure", "success@1", *options, *files)
+        lines = map(json.loads, (tmp_path / "q.jsonl").read_text().splitlines())
+        values: dict[str, list[float]] = {}
+        for line in lines:
+            values.setdefault(line["configuration"], []).append(line["success@1"])
+        return values
+
+    assert success("--no-typos") == {"lexical": [0, 0]}
+    assert success("--prefix") == {"lexical": [1, 1]}
+    assert success("--sweep", "prefix=true,false") == {
+        "lexical prefix=true": [1, 1],
+        "lexical prefix=false": [1, 0],
+    }
+
+
+@pytest.mark.system
 def test_hits_can_be_swept(
     capsys: pytest.CaptureFixture[str], store: Path, files: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -240,7 +265,7 @@ def test_queries_with_vectors_need_no_encoder(
     ("options", "message"),
     [
         (("--sweep", "beta=1"), "--sweep: must be NAME=VALUES"),
-        (("--sweep", "fusion=best"), "fusion must be one or more of reciprocal_rank, weighted_score"),
+        (("--sweep", "fusion=best"), "fusion must be one or more of weighted_score, reciprocal_rank"),
         (("--sweep", "mode=dense", "-m", "dense"), "give either --mode or --sweep mode"),
         (("--sweep", "alpha=0.1,0.2", "--alpha", "0.5"), "alpha is given twice"),
         (("--baseline", "hybird"), "--baseline: must be one of dense; lexical; hybrid, got 'hybird'"),

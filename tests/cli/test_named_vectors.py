@@ -100,6 +100,29 @@ def test_an_index_of_named_vectors_alone_is_evaluated(
     assert {mode["metrics"]["MRR@10"]["mean"] for mode in answer["modes"].values()} == {1}
 
 
+def test_named_vectors_are_evaluated_each_and_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        named: dict[str, str | int] = {"body": MINILM, "other": MINILM, "colour": 2}
+        index = client.create_index("figures", named_vectors=named, lexical=True)
+        index.upsert([{"id": row["id"], "text": row["text"], "vectors": {"colour": [1, 0]}} for row in ROWS])
+    queries, qrels = tmp_path / "queries.tsv", tmp_path / "qrels.tsv"
+    queries.write_text("q\ta ring painted red\n")
+    qrels.write_text("q\tthree\t1\n")
+
+    def evaluated(*options: str) -> dict[str, Any]:
+        files = ("--queries", queries, "--qrels", qrels, "--store", tmp_path / "store")
+        status, out, err = run(capsys, "evaluate", "--index", "figures", *files, *options, "--json")
+        assert status == 0, err
+        return json.loads(out)["modes"]
+
+    assert list(evaluated("--vectors", "body")) == ["dense", "lexical", "hybrid"]
+    assert list(evaluated("--vectors", "colour")) == ["lexical"]  # a text has no colour
+    modes = evaluated("-m", "dense,lexical", "--sweep", "vectors=body,body=3+other")
+    assert list(modes) == ["dense vectors=body", "dense vectors=body=3+other", "lexical"]
+
+
 def test_an_index_of_named_vectors_alone_is_not_tuned(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,8 @@ from scannery.evaluation.evaluate import combine, parse_sweep
         ("rerank=0,10..30:10", ("rerank", [0, 10, 20, 30])),
         ("target-recall=0.9,0.95", ("target_recall", [0.9, 0.95])),
         ("mode=dense,hybrid", ("mode", ["dense", "hybrid"])),
+        ("typos=true,false", ("typos", [True, False])),
+        ("vectors=title, title=2 + body", ("vectors", ["title", "title=2+body"])),
     ],
 )
 def test_values_of_a_sweep(text: str, expected: tuple[str, list[object]]) -> None:
@@ -28,7 +30,7 @@ def test_values_of_a_sweep(text: str, expected: tuple[str, list[object]]) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("beta=1", "a name of index, mode, fusion, alpha"),
+        ("beta=1", "a name of index, mode, vectors, fusion, alpha"),
         ("alpha", "must be NAME=VALUES"),
         ("alpha=", "1 to 200 values, got 0"),
         ("alpha=a", "alpha: must be a number, got 'a'"),
@@ -40,6 +42,7 @@ def test_values_of_a_sweep(text: str, expected: tuple[str, list[object]]) -> Non
         ("alpha=0..nan:1", "alpha: must be finite"),
         ("alpha=0..1:1e-9", "1 to 200 values"),
         ("k=1..10:0.5", "k: must be an integer"),
+        ("prefix=yes", "prefix: must be true or false, got 'yes'"),
     ],
 )
 def test_wrong_sweeps_are_clear_errors(text: str, message: str) -> None:
@@ -65,6 +68,30 @@ def test_combinations_leave_out_what_a_mode_ignores() -> None:
     ]
     assert found[1].options == {"k": 10, "mode": "dense", "rerank": 20}
     assert found[3].without("alpha") == "hybrid weighted_score rerank=20"
+
+
+def test_options_of_words_and_of_vectors_are_of_the_modes_that_have_them() -> None:
+    sweeps: dict[str, list[Any]] = {
+        "mode": ["dense", "lexical", "hybrid"],
+        "vectors": ["title", "title=2+body"],
+        "typos": [True, False],
+    }
+    names = [one.name for one in combine({"k": 10, "prefix": True}, sweeps)]
+    assert names == [
+        "dense vectors=title",
+        "dense vectors=title=2+body",
+        "lexical typos=true",
+        "lexical typos=false",
+        "hybrid vectors=title typos=true",
+        "hybrid vectors=title typos=false",
+        "hybrid vectors=title=2+body typos=true",
+        "hybrid vectors=title=2+body typos=false",
+    ]
+    dense, lexical = combine({"prefix": True, "vectors": "title"}, {"mode": ["dense", "lexical"]})
+    assert (dict(dense.options), dict(lexical.options)) == (
+        {"mode": "dense", "vectors": "title"},
+        {"mode": "lexical", "prefix": True},
+    )
 
 
 def test_fixed_options_are_not_in_the_name() -> None:
