@@ -185,9 +185,12 @@ def calibration_error(
 
 
 def separation(about: Samples, foreign: Samples) -> float:
-    """Return the probability that a question's best score is above that of a foreign question (AUROC); no hit: 0."""
+    """Return the probability that a question's best score is above that of a foreign question (AUROC).
+
+    A question without a hit is below those with one: logarithmic odds are scores here, too, and may be negative.
+    """
     best_Q, foreign_Q = (
-        np.array([scores_C[0] if len(scores_C) else 0.0 for scores_C in samples.scores])
+        np.array([scores_C[0] if len(scores_C) else -np.inf for scores_C in samples.scores])
         for samples in (about, foreign)
     )
     above = (best_Q[:, None] > foreign_Q).mean() + 0.5 * (best_Q[:, None] == foreign_Q).mean()

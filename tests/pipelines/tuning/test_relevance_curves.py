@@ -139,6 +139,9 @@ def test_the_measures_by_hand():
     about = Samples([np.array([0.8, 0.1]), np.array([0.5])], [np.zeros(2, bool), np.zeros(1, bool)])
     foreign = Samples([np.array([0.5]), np.zeros(0)], [np.zeros(1, bool), np.zeros(0, bool)])
     assert separation(about, foreign) == (1 + 1 + 0.5 + 1) / 4
+    negative = Samples([scores_C - 2 for scores_C in about.scores], about.answers)
+    assert separation(negative, foreign) == (0 + 1 + 0 + 1) / 4
+    assert separation(foreign, foreign) == 0.5
 
 
 def test_logarithmic_odds_of_any_size_are_probabilities():
