@@ -11,7 +11,6 @@ filter.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, overload
@@ -26,6 +25,7 @@ from scannery.serving.request.filter import Node
 from scannery.serving.request.modes import WIRE_MODES
 from scannery.serving.request.options import CostClass, Options
 from scannery.serving.request.query import Query
+from scannery.serving.snapshot.search_times import SearchTimes
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -290,10 +290,6 @@ def settings_of(space: VectorSpace, options: Options) -> Sequence[SearchSettings
     return [options.knobs.over(settings, options.k + options.offset) for settings in closest]
 
 
-QUICK_S = 0.002
-"""A search that takes no longer may run on the event loop: other requests wait for it there."""
-
-
 @dataclass(slots=True)
 class QueryBatch:
     """Queries over one snapshot that are searched together."""
@@ -387,7 +383,8 @@ class PreparedSearch:
     """
 
     __slots__ = (
-        "_latest_s",
+        "_times",
+        "_times_of_form",
         "chosen",
         "cost_class",
         "hydrator",
@@ -398,7 +395,17 @@ class PreparedSearch:
         "where",
     )
 
-    def __init__(self, plan: SearchPlan, where: Node | None) -> None:
+    def __init__(
+        self, plan: SearchPlan, where: Node | None, times_of_form: SearchTimes | None = None
+    ) -> None:
+        """Prepare a search.
+
+        Args:
+            plan: of the options.
+            where: the filter; None allows all rows.
+            times_of_form: of searches with filters of the same form; None: they say nothing about this one.
+
+        """
         self.plan, self.where = plan, where
         self.options, self.hydrator, self.trailer = plan.options, plan.hydrator, plan.trailer
         self.cost_class, self.chosen = plan.cost_class, plan.chosen
@@ -406,18 +413,24 @@ class PreparedSearch:
             self.chosen = None
             if self.cost_class is CostClass.INDEXED:
                 self.cost_class = CostClass.SCANNED
-        self._latest_s: deque[float] = deque(maxlen=8)
-        self.is_quick = self.cost_class is CostClass.INDEXED and not plan.waits
-        """Whether a search is expected to take at most QUICK_S, by the fastest of the latest ones.
+        self._times, self._times_of_form = SearchTimes(alike=True), times_of_form
+        by_form = times_of_form is not None and times_of_form.are_quick
+        self.is_quick = self._may_be_quick and (self.cost_class is CostClass.INDEXED or by_form)
+        """Whether a search is expected to be quick, by the latest ones.
 
-        A single slow search says more about the machine. Without a measurement, those are quick that use the tuned
-        plan: a filter may need a scan.
+        Without a measurement, those are quick that use the tuned plan. A filter may need a scan: it is expected to take
+        as long as others that differ from it in their values only.
         """
 
     @classmethod
     def of(cls, snapshot: Snapshot, options: Options, where: Node | None) -> PreparedSearch:
         """Prepare a search of a snapshot."""
-        return cls(snapshot.plan(options, SearchPlan), where)
+        times = None
+        if where is not None:
+            # Another version may have segments whose attributes are not indexed yet.
+            limit, version = options.k + options.offset, snapshot.manifest.version
+            times = snapshot.masks.times(where, limit, options.exact, version)
+        return cls(snapshot.plan(options, SearchPlan), where, times)
 
     @property
     def first_stage(self) -> PreparedSearch | None:
@@ -431,6 +444,11 @@ class PreparedSearch:
 
     def took(self, seconds: float) -> None:
         """Record how long a search took."""
-        self._latest_s.append(seconds)
-        quick = self.cost_class is not CostClass.STAGED and not self.plan.waits
-        self.is_quick = quick and min(self._latest_s) <= QUICK_S
+        self._times.add(seconds)
+        if self._times_of_form is not None:
+            self._times_of_form.add(seconds)
+        self.is_quick = self._may_be_quick and self._times.are_quick
+
+    @property
+    def _may_be_quick(self) -> bool:
+        return self.cost_class is not CostClass.STAGED and not self.plan.waits

@@ -8,7 +8,7 @@ The index of the ids of a segment.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -36,6 +36,7 @@ from scannery.serving.request.filter import (
     Not,
     StringMatch,
     dynamic_name,
+    form_of,
     size_of,
 )
 from scannery.serving.snapshot.attribute_index import NO_ROWS, AttributePostings, Field, Operator, ValueRuns
@@ -49,6 +50,7 @@ from scannery.serving.snapshot.row_sets import (
     rows_in_all,
     rows_in_any,
 )
+from scannery.serving.snapshot.search_times import SearchTimes
 from scannery.serving.snapshot.text_field import TextField, rows_with_phrase
 
 __all__ = ["FilterCache", "matching_rows"]
@@ -135,6 +137,8 @@ refers to them weakly, and is never found again once they are freed."""
 
 
 NEVER = Deadline.after(None)
+_MAX_TIMES_BYTES = 1 << 20
+"""Memory of the times of about a thousand kinds of searches."""
 
 
 class FilterCache:
@@ -147,6 +151,7 @@ class FilterCache:
         # Live rows are part of the key by identity: an open version has one such object for each segment.
         self._allowed: BoundedCache[_Key, AllowedRows] = BoundedCache(max_bytes)
         self._indexes: BoundedCache[tuple[str, str], _Indexed] = BoundedCache(max_index_bytes)
+        self._times: BoundedCache[Hashable, SearchTimes] = BoundedCache(_MAX_TIMES_BYTES)
 
     @property
     def hits(self) -> int:
@@ -195,6 +200,17 @@ class FilterCache:
             if not allowed.refers_to_others:
                 self._allowed.keep(key, allowed, size_of(node) + allowed.size_bytes)
         return allowed
+
+    def times(self, node: Node, *context: Hashable) -> SearchTimes | None:
+        """Return the times of the latest searches in a context by filters of the same form; None: it has none."""
+        form = form_of(node)
+        if form is None:
+            return None
+        times = self._times.find((form, context))
+        if times is None:
+            times = SearchTimes(alike=False)
+            self._times.keep((form, context), times, size_of(node))
+        return times
 
     def mask(self, segment: Segment, node: Node) -> np.ndarray:
         """Return the rows of a segment that a filter allows, bool (N,), read-only."""

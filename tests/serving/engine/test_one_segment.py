@@ -20,6 +20,8 @@ from scannery.serving.engine import search as engine
 from scannery.serving.engine.segment_search import PreparedSearch, SearchPlan
 from scannery.serving.request.query import parse_query
 from scannery.serving.services.search import Service
+from scannery.serving.snapshot.filter_cache import FilterCache
+from scannery.serving.snapshot.search_times import QUICK_S
 from scannery.serving.snapshot.snapshot import MAX_PARSED
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2 as pb
@@ -123,7 +125,9 @@ def test_what_a_snapshot_keeps_does_not_keep_the_snapshot(service: Service) -> N
 
 
 def test_filters_share_what_the_options_decide(service: Service) -> None:
-    snapshot = replace(service._catalog.snapshot("one"), _parsed={}, _options={}, _plans={})
+    snapshot = replace(
+        service._catalog.snapshot("one"), masks=FilterCache(), _parsed={}, _options={}, _plans={}
+    )
     found = []
     for bound in range(3 * MAX_PARSED):
         request = search("one", QUERIES_QD[0], 10, where={"part": {"$lt": bound / 1000}}).request
@@ -140,6 +144,31 @@ def test_filters_share_what_the_options_decide(service: Service) -> None:
     prepared.took(0.0)
     assert snapshot.derived(parsed, parsed.options, PreparedSearch.of).is_quick
     assert not found[0][1].is_quick
+
+
+def test_a_new_filter_is_expected_to_be_as_quick_as_others_of_its_form(service: Service) -> None:
+    snapshot = replace(
+        service._catalog.snapshot("one"), masks=FilterCache(), _parsed={}, _options={}, _plans={}
+    )
+
+    def prepared(where: Any, k: int = 10) -> PreparedSearch:
+        parsed = snapshot.parsed(search("one", QUERIES_QD[0], k, where=where).request.options)
+        return PreparedSearch.of(snapshot, parsed.options, parsed.where)
+
+    prepared({"part": {"$lt": 0.1}}).took(0.0)
+    assert prepared({"part": {"$lt": 0.2}}).is_quick
+    assert not prepared({"part": {"$gt": 0.2}}).is_quick, "it may allow far more"
+    assert not prepared({"part": {"$lt": 0.2}}, 100).is_quick
+    prepared({"part": {"$lt": 0.3}}).took(2 * QUICK_S)
+    assert prepared({"part": {"$lt": 0.4}}).is_quick, "a single slow one says more about the machine"
+    slow = prepared({"part": {"$lt": 0.5}})
+    slow.took(2 * QUICK_S)
+    assert not prepared({"part": {"$lt": 0.6}}).is_quick
+    slow.took(0.0)
+    assert slow.is_quick, "it was asked again"
+    substring = {"id": {"$substring": "7"}}
+    prepared(substring).took(0.0)
+    assert not prepared(substring).is_quick, "all values are read for it"
 
 
 def test_other_options_have_other_plans_and_are_bounded(service: Service) -> None:

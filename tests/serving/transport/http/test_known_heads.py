@@ -17,6 +17,7 @@ from scannery.serving import SecurityConfig, Server
 from scannery.serving.request.search_template import template_of
 from scannery.serving.security import KeyFile
 from scannery.serving.services.search import Service
+from scannery.serving.snapshot import search_times
 from scannery.serving.transport import lifecycle
 from scannery.serving.transport.http import handler
 from scannery.serving.transport.http.connection import MAX_KNOWN, Connection
@@ -122,12 +123,17 @@ def test_a_search_that_a_thread_answers_is_prepared_once(
 
     monkeypatch.setattr(Service, "prepare", noted)
     monkeypatch.setattr(Service, "answer", answered)
+    monkeypatch.setattr(search_times, "QUICK_S", 1000.0)  # other tests run beside this one
     with Http(server.http_port) as http:
-        [found] = answers(http, [body(0, where={"year": {"$gte": -1}})])
-    assert len(found.hits) == 3
-    # The recall of searches is sampled in another thread, which prepares them for itself.
-    [thread] = [name for query, name in threads if query is prepared[0]]
-    assert "http" not in thread
+        [found] = answers(http, [body(0, where={"id": {"$substring": "d"}})])
+        # The recall of searches is sampled in another thread, which prepares them for itself.
+        [thread] = [name for query, name in threads if query is prepared[0]]
+        assert "http" not in thread
+        # The first of a form is measured there; the next ones differ in their values only.
+        wheres = [{"year": {"$gte": year}, "rating": {"$lt": 9.5}} for year in range(3)]
+        after = [len(answers(http, [body(1, where=where)])[0].hits) for where in wheres]
+    own = [name for query, name in threads if any(query is each for each in prepared[1:])]
+    assert (len(found.hits), after, len(own)) == (3, [3, 3, 3], 1)
 
 
 def test_parts_and_several_at_once(server: Server) -> None:

@@ -15,7 +15,7 @@ from scannery.embed.devices.bert_kernels import has_flag
 from scannery.embed.devices.bert_pass import bert_pass
 from scannery.indexer import Store, parse_spec
 from scannery.serving import Server
-from scannery.serving.engine import segment_search
+from scannery.serving.snapshot import search_times
 from scannery.serving.transport.http.connection import ALONE_S, Connection
 from scannery.serving.transport.http.text_queue import TextQueue
 from scannery.v1.search_pb2 import SearchResponse
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     publish_version(stored, made, table, folder, encoder=encoder.fingerprint.to_dict())
     with pytest.MonkeyPatch.context() as patch, serving(folder / "store", device="cpu") as server:
         # Other tests run beside these: nothing is too slow for the event loop.
-        patch.setattr(segment_search, "QUICK_S", 1000.0)
+        patch.setattr(search_times, "QUICK_S", 1000.0)
         patch.setattr("scannery.serving.encoding.query_encoder.NOW_S", 1000.0)
         with Http(server.http_port) as http:
             for number in range(3):
