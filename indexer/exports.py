@@ -106,6 +106,7 @@ from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import RowIds, open_segment, read_row_ids
 from scannery.indexer.segment.segment import Segment
+from scannery.indexer.segment.value_postings import ValuePostings
 from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.indexer.spec.spec import (
     AttributeType,
@@ -230,6 +231,7 @@ __all__ = [
     "Synonyms",
     "ValidatedBatch",
     "ValueOrder",
+    "ValuePostings",
     "VectorSpace",
     "VectorsInfo",
     "VerifyReport",

@@ -22,7 +22,9 @@ from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
 __all__ = [
+    "ARROW_TYPES",
     "DYNAMIC_COLUMN",
+    "FIXED_COLUMNS",
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
     "REVISION_COLUMN",
@@ -114,6 +116,10 @@ def _schema(
     return pa.schema(
         [*fixed, *fields, *undeclared, *(pa.field(vector_column(name), NAMED_TYPE) for name in named)]
     )
+
+
+FIXED_COLUMNS = frozenset(_schema((), False, False, 1, False, ()).names)
+"""Names of the columns that every segment may have, which no attribute has."""
 
 
 def vectors_of(table: pa.Table) -> np.ndarray:

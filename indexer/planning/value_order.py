@@ -6,7 +6,6 @@ Shapes: N rows of the segment, P rows that have a value, L leaves, B buckets of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -22,27 +21,40 @@ range is then known but for the two buckets at its ends, where values and leaves
 class ValueOrder:
     """The order of the rows of one segment by a field of which no row has two values. Immutable."""
 
-    def __init__(self, rows_P: np.ndarray, total: int) -> None:
+    def __init__(
+        self,
+        rows_P: np.ndarray,
+        total: int,
+        positions_N: np.ndarray | None = None,
+        counts_BL: np.ndarray | None = None,
+    ) -> None:
         """Keep the order.
 
         Args:
             rows_P: the rows with a value, by this value, int32.
             total: N, the rows of the segment.
+            positions_N: as the property; None: computed when it is first read.
+            counts_BL: as `counted` returns them; None: computed when they are first read.
 
         """
         self.rows_P = rows_P
         """The rows with a value, by this value, int32."""
         self._total = total
-        self._counts_BL: np.ndarray | None = None
+        self._positions_N, self._counts_BL = positions_N, counts_BL
 
     @property
     def size_bytes(self) -> int:
         """Memory that this takes besides `rows_P`; more after the first call of `per_leaf`."""
         return 4 * self._total + (0 if self._counts_BL is None else self._counts_BL.nbytes)
 
-    @cached_property
+    @property
     def positions_N(self) -> np.ndarray:  # noqa: N802  an array with a shape suffix
         """Position of each row in `rows_P`, int32, read-only; -1: the row has no value."""
+        if self._positions_N is None:
+            self._positions_N = self._ranked()
+        return self._positions_N
+
+    def _ranked(self) -> np.ndarray:
         positions_N = np.full(self._total, -1, np.int32)
         positions_N[self.rows_P] = np.arange(len(self.rows_P), dtype=np.int32)
         positions_N.setflags(write=False)
@@ -58,7 +70,7 @@ class ValueOrder:
 
         """
         if self._counts_BL is None:
-            self._counts_BL = self._counted(leaves)
+            self._counts_BL = self.counted(leaves)
         counts_BL, values = self._counts_BL, max(len(self.rows_P), 1)
         (first, before), (last, behind) = (divmod(position * BUCKETS, values) for position in (start, stop))
         touched_L = counts_BL[last + (behind > 0)] - counts_BL[first]
@@ -66,7 +78,7 @@ class ValueOrder:
         rows_L: np.ndarray = np.maximum(np.rint(estimated_L).astype(np.int64), touched_L > 0)
         return rows_L
 
-    def _counted(self, leaves: Leaves) -> np.ndarray:
+    def counted(self, leaves: Leaves) -> np.ndarray:
         """Return the number of rows of each leaf before each bucket, and behind the last, int32 (B + 1, L)."""
         count = len(leaves.sizes_L)
         buckets_P = np.arange(len(self.rows_P)) * BUCKETS // max(len(self.rows_P), 1)

@@ -232,7 +232,7 @@ class MemorySegment(Segment):
         if max(whole.column("id").num_chunks, len(scaled or ())) > MAX_CHUNKS:
             whole, scaled = whole.combine_chunks(), None if scaled is None else [_joined(scaled)]
         ids = _merged_hashes([part._hashes_2N for part in parts], alive)
-        shared = all(part._documents_2N is part._hashes_2N for part in parts)
+        shared = all(part.has_only_documents for part in parts)
         documents = ids if shared else _merged_hashes([part._documents_2N for part in parts], alive)
         # Summed here, since computing it from the columns takes as long as the rest of this function.
         size_bytes = (

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +36,7 @@ from scannery.indexer.planning.planner import Planner, SegmentHits, exact_found,
 from scannery.indexer.planning.value_order import RowsBetween
 from scannery.indexer.scann.search import ScannSearcher, load_searcher
 from scannery.indexer.segment import segment_files as files
+from scannery.indexer.segment.value_postings import ValuePostings
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.settings_choice import TUNED_K, Depth, SearchSettings, pick_settings
 from scannery.indexer.vectors.arrays import mapped, taken
@@ -69,6 +71,9 @@ SPARE_HITS = 4
 class Segment:
     """Datapoints of one shard, open for search. Made by `open_segment`."""
 
+    _attributes: Mapping[str, Path] = MappingProxyType({})
+    """Folders with the postings of attributes; segments in memory have none."""
+
     def __init__(self, entry: SegmentEntry, folder: Path) -> None:
         """Map the files, and compile the kernels.
 
@@ -92,6 +97,7 @@ class Segment:
         self.records = Records.map(folder / files.COLUMNS)
         """All columns of the file but the vectors, memory-mapped, in row order."""
         self._table: pa.Table = self.records.table
+        self._open_attributes(folder, info)
         self.ties = Ties.map(folder / files.TIES)
         """The order of rows with equal scores."""
         self._hashes_2N = mapped(folder / files.HASHES)
@@ -123,6 +129,11 @@ class Segment:
         """Keeps the files in the local cache; copies of this segment share it."""
         with COMPILING:
             self._warm_up()
+
+    def _open_attributes(self, folder: Path, info: Mapping[str, Any]) -> None:
+        """Note which attributes have postings in the folder of the local cache, to be mapped when first read."""
+        parts: Mapping[str, str] = info.get("attributes", {})  # folders of earlier releases do not tell
+        self._attributes = {name: folder / files.ATTRIBUTES / part for name, part in parts.items()}
 
     def with_named(self, named: Mapping[str, NamedVectors]) -> Segment:
         """Return this segment with named vectors."""
@@ -174,6 +185,11 @@ class Segment:
         return {field.name: str(field.type) for field in self.table.schema}
 
     @property
+    def has_only_documents(self) -> bool:
+        """Whether each row is a document of its own, with the id of this document."""
+        return self._documents_2N is self._hashes_2N
+
+    @property
     def rows(self) -> int:
         """Number of rows, deleted ones included."""
         return self.entry.rows
@@ -196,6 +212,18 @@ class Segment:
     def column(self, name: str) -> pa.ChunkedArray:
         """Return a column (text, title, an attribute, …) in row order; KeyError if there is none."""
         return self.table.column(name)
+
+    def value_postings(self, name: str) -> ValuePostings:
+        """Return the values of a column with their rows: mapped from the local cache, or else made now.
+
+        KeyError if there is no such column; of places and objects there are no postings.
+        """
+        stored = self.records.table.schema
+        folder = self._attributes.get(name) if name in self.column_types else None
+        # An attribute may have been dropped, and added again with another type.
+        if folder is None or str(stored.field(name).type) != self.column_types[name]:
+            return ValuePostings.of_column(self.column(name))
+        return ValuePostings.map(folder, self.rows, stored.field(name).type)
 
     def take(self, rows: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the given rows of some or all columns, in the order given."""

@@ -20,8 +20,9 @@ from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.indexer.lexical.bm25 import WORD_COLUMNS, write_postings
 from scannery.indexer.manifest import FORMAT_VERSION
-from scannery.indexer.planning.leaves import measure_leaves
+from scannery.indexer.planning.leaves import Leaves, measure_leaves
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
+from scannery.indexer.segment import value_postings
 from scannery.indexer.segment.segment_writer import FORMAT_KEY, SEGMENT_KEY
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
@@ -36,6 +37,7 @@ from scannery.indexer.vectors.vector_files import (
 )
 
 __all__ = [
+    "ATTRIBUTES",
     "COLUMNS",
     "DOCUMENTS",
     "HASHES",
@@ -47,6 +49,7 @@ __all__ = [
     "VECTORS",
     "WORDS",
     "unpack",
+    "write_attributes",
 ]
 
 VECTORS = "vectors.npy"
@@ -59,6 +62,7 @@ WORDS = "words"
 SPARSE = "sparse"
 LEAVES = "leaves"
 TIES = "ties"
+ATTRIBUTES = "attributes"
 
 _READING = threading.Lock()
 """Held while a segment is decoded: decoding uses all cores, and two at once would need twice the memory."""
@@ -111,8 +115,20 @@ def unpack(path: Path, folder: Path, key: str) -> None:
     np.save(folder / HASHES, sorted_hashes(table.column("id")))
     if not table.column("id").equals(table.column("document_id")):
         np.save(folder / DOCUMENTS, sorted_hashes(table.column("document_id")))
-    leaves = info["scann"]["config"]["leaves"] if info["scann"] else 0
-    (folder / INFO).write_text(json.dumps({"distance": info["distance"], "leaves": leaves}))
+    about = {
+        "distance": info["distance"],
+        "leaves": info["scann"]["config"]["leaves"] if info["scann"] else 0,
+        "attributes": write_attributes(table, folder),
+    }
+    (folder / INFO).write_text(json.dumps(about))
+
+
+def write_attributes(table: pa.Table, folder: Path) -> dict[str, str]:
+    """Write the postings of all attributes of a segment, whose leaves are there, as `value_postings.write_postings`."""
+    leaves = folder / LEAVES
+    return value_postings.write_postings(
+        table, folder / ATTRIBUTES, Leaves.load(leaves) if leaves.exists() else None
+    )
 
 
 def _write_vectors(file: pq.ParquetFile, folder: Path, distance: Distance) -> None:

@@ -1,7 +1,7 @@
-"""Attribute indexes: for each distinct value of a field, in order, the rows that have it.
+"""Attribute indexes: the rows that match a condition on the values of one field.
 
-One structure for all types: equality takes one run of rows, an order takes a range of runs, and a filter costs as
-much as it matches, and not as much as there are rows. Built when a field is first filtered by.
+Equality takes one run of the postings of the field (indexer/segment/value_postings.py), an order a range of runs, and a
+filter costs as much as it matches, and not as much as there are rows.
 
 Shapes: V distinct values, P postings (rows, once for each value they have), N rows of a segment.
 
@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import assert_never
 
-from scannery.indexer import Phrase, RowsBetween, ValueOrder
+from scannery.indexer import Phrase, RowsBetween, ValuePostings
 from scannery.serving.request.filter import Area, MatchOperator
 from scannery.serving.snapshot.row_sets import ListedRows, OtherRows, RangeOfRows, RowSet, rows_in_all
 
@@ -207,50 +207,22 @@ class Field:
 class AttributePostings(Field):
     """The index of one column, or of the values of one type. Immutable; safe to use from several threads."""
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        # Tables have one chunk, unless they are empty or made by a test.
-        array = column.combine_chunks()
-        array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-        missing = np.flatnonzero(~_bools(pc.is_valid(array))) if array.null_count else NO_ROWS
-        rows_P, values = _flattened(array)
-        self._fill(len(array), missing, rows_P, values)
+    def __init__(self, postings: ValuePostings) -> None:
+        super().__init__(postings.rows)
+        self._postings = postings
+        self._values, self._type = postings.values, postings.kind
+        self._starts, self._rows_P = postings.starts, postings.rows_P
 
     @classmethod
     def of_values(cls, rows: int, rows_P: np.ndarray, values: pa.Array) -> AttributePostings:
-        """Return the index of values that are known with their rows.
-
-        Args:
-            rows: N.
-            rows_P: the row of each value, ascending.
-            values: of one type, without nulls, (P,); a dictionary array is as good.
-
-        """
-        made = cls.__new__(cls)
-        made._fill(rows, NO_ROWS, rows_P, values)
-        return made
-
-    def _fill(self, rows: int, missing: np.ndarray, rows_P: np.ndarray, values: pa.Array) -> None:
-        super().__init__(rows)
-        self._missing = missing
-        is_single = bool((rows_P[1:] > rows_P[:-1]).all())
-        self._values, codes_P = _distinct(values)
-        self._type = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-        # Numbers of 16 bits are sorted in linear time (radix sort), ten times as fast.
-        few = len(self._values) <= 1 << 16
-        order_P = np.argsort(codes_P.astype(np.uint16) if few else codes_P, kind="stable")
-        rows_P, codes_P = _once(rows_P[order_P].astype(np.int32), codes_P[order_P])
-        self._rows_P = rows_P
-        self._starts: np.ndarray = np.searchsorted(codes_P, np.arange(len(self._values) + 1))
-        self._order = ValueOrder(self._rows_P, rows) if is_single else None
-        arrays = (self._values, self._rows_P, self._starts, self._missing)
-        self._own_bytes = sum(int(array.nbytes) for array in arrays)
+        """Return the index of values that are known with their rows; arguments as `ValuePostings.of_values`."""
+        return cls(ValuePostings.of_values(rows, rows_P, values))
 
     @property
     def size_bytes(self) -> int:
         """Memory that this takes; more after the first match without regard to case."""
         folded = self.__dict__.get("_folded")
-        order_bytes = 0 if self._order is None else self._order.size_bytes
-        return self._own_bytes + order_bytes + (0 if folded is None else folded.size_bytes)
+        return self._postings.size_bytes + (0 if folded is None else folded.size_bytes)
 
     def among(self, values: Iterable[Any]) -> RowSet:
         """As `Field.among`."""
@@ -316,9 +288,10 @@ class AttributePostings(Field):
     def _rows_between(self, low: int, high: int) -> RowSet:
         """Return the rows with the values from one number to another (exclusive)."""
         start, stop = int(self._starts[low]), int(self._starts[high])
-        if self._order is None:
+        order = self._postings.order
+        if order is None:
             return self._listed(self._rows_P[start:stop])
-        return RangeOfRows(RowsBetween(self._order, start, stop), self._rows)
+        return RangeOfRows(RowsBetween(order, start, stop), self._rows)
 
     def _rows_with(self, numbers: np.ndarray) -> RowSet:
         """Return the rows with any of the values of some numbers."""
@@ -335,7 +308,7 @@ class AttributePostings(Field):
 
     def exists(self) -> RowSet:
         """As `Field.exists`."""
-        return OtherRows(self._listed(self._missing))
+        return OtherRows(self._listed(self._postings.missing))
 
     def empty(self) -> RowSet:
         """As `Field.empty`."""
@@ -377,25 +350,6 @@ def _positions(values_V: np.ndarray, values: np.ndarray) -> np.ndarray:
     return matches
 
 
-def _flattened(array: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """Return the row and the value of each posting, nulls left out."""
-    if pa.types.is_list(array.type):
-        rows_P, values = pc.list_parent_indices(array).to_numpy(zero_copy_only=False), pc.list_flatten(array)
-    else:
-        rows_P, values = np.arange(len(array)), array
-    if values.null_count:
-        valid = pc.is_valid(values)
-        rows_P, values = rows_P[_bools(valid)], values.filter(valid)
-    return rows_P, values
-
-
-def _once(rows_P: np.ndarray, codes_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return postings in the order of their values, each row once for a value: a list may have it twice."""
-    again_P = np.zeros(len(rows_P), bool)
-    again_P[1:] = (rows_P[1:] == rows_P[:-1]) & (codes_P[1:] == codes_P[:-1])
-    return (rows_P[~again_P], codes_P[~again_P]) if again_P.any() else (rows_P, codes_P)
-
-
 def _kind_of(kind: pa.DataType) -> ValueKind:
     for name, is_kind in _KINDS.items():
         if is_kind(kind):
@@ -410,26 +364,6 @@ _KINDS: dict[ValueKind, Callable[[pa.DataType], bool]] = {
     "bool": pa.types.is_boolean,
     "timestamp": pa.types.is_timestamp,
 }
-
-
-def _distinct(values: pa.Array) -> tuple[Any, np.ndarray]:
-    """Return the distinct values, ascending (arrow strings, or a NumPy array), and the number of each value."""
-    if pa.types.is_dictionary(values.type):
-        distinct, number_V = _distinct(values.dictionary)
-        codes_P = number_V[values.indices.to_numpy(zero_copy_only=False)] if len(values) else NO_ROWS
-        return distinct, codes_P
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        encoded = values.dictionary_encode()
-        # Arrow sorts strings by bytes of UTF-8, which is the order of code points, as Python's.
-        order_V = pc.array_sort_indices(encoded.dictionary).to_numpy()
-        number_V = np.empty(len(order_V), np.int64)
-        number_V[order_V] = np.arange(len(order_V))
-        codes_P = number_V[encoded.indices.to_numpy()] if len(values) else NO_ROWS
-        return encoded.dictionary.take(pa.array(order_V)), codes_P
-    if pa.types.is_timestamp(values.type):
-        values = values.cast(pa.int64())
-    distinct_V, codes_P = np.unique(values.to_numpy(zero_copy_only=False), return_inverse=True)
-    return distinct_V, codes_P
 
 
 def _bools(array: pa.Array) -> np.ndarray:

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 from typing_extensions import assert_never
 
 from scannery.indexer import AllowedRows, Segment, id_hashes
+from scannery.indexer.datapoints.places import GEO_TYPE
 from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.retry import Deadline
 from scannery.serving.request.filter import (
@@ -261,7 +261,8 @@ class FilterCache:
                 ),
             )
         indexed = partial(self._indexed, segment, name, deadline or NEVER)
-        return IdField(segment, indexed) if name == "id" else indexed()
+        is_id = name == "id" or (name == "document_id" and segment.has_only_documents)
+        return IdField(segment, indexed) if is_id else indexed()
 
     def _indexed(self, segment: Segment, name: str, deadline: Deadline) -> _Indexed:
         key = _key(segment, name)
@@ -284,5 +285,6 @@ def _index_of(segment: Segment, name: str, deadline: Deadline) -> _Indexed:
     if attribute is not None or name not in segment.column_types:
         # Segments of before an attribute was declared may have it as a dynamic one, or not at all.
         return DynamicField.of(segment, attribute or name, deadline.check)
-    column = segment.column(name)
-    return GeoIndex(column) if pa.types.is_struct(column.type) else AttributePostings(column)
+    if segment.column_types[name] == str(GEO_TYPE):
+        return GeoIndex(segment.column(name))
+    return AttributePostings(segment.value_postings(name))

@@ -87,6 +87,7 @@ def unpack_cold(store: Store, key: str, entry: SegmentEntry, folder: Path) -> No
         "leaves": info["scann"]["config"]["leaves"] if info["scann"] else 0,
         "dimensions": dimensions,
         "unit": info["unit"],
+        "attributes": files.write_attributes(table, folder),
     }
     (folder / files.INFO).write_text(json.dumps(about))
 

@@ -286,6 +286,7 @@ class ColdSegment(Segment):
         self.searched_ND = self.given_ND = no_vectors(entry.rows)
         self.records = Records.map(folder / files.COLUMNS)
         self._table = self.records.table
+        self._open_attributes(folder, info)
         self.ties = Ties.map(folder / files.TIES)
         self._hashes_2N = mapped(folder / files.HASHES)
         documents = folder / files.DOCUMENTS

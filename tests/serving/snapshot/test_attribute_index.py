@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scannery.indexer import MemorySegment, parse_spec
+from scannery.indexer import MemorySegment, ValuePostings, parse_spec
 from scannery.indexer.datapoints.dynamic import dynamic_json, dynamic_values
 from scannery.serving.request.filter import Compare, Truth, parse_filter
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field, Operator
@@ -29,6 +29,10 @@ ORDERS: dict[Operator, Callable[[Any, Any], bool]] = {
     "lt": operator.lt,
     "lte": operator.le,
 }
+
+
+def indexed(column: pa.ChunkedArray) -> AttributePostings:
+    return AttributePostings(ValuePostings.of_column(column))
 
 
 def read(field: Field) -> dict[str, list[tuple[Any, list[int]]]]:
@@ -51,17 +55,17 @@ def test_a_declared_field_has_one_type(name: str) -> None:
     kind = {"string_list": "string"}.get(
         LIBRARY.attributes.get(name, "string"), LIBRARY.attributes.get(name, "string")
     )
-    assert read(AttributePostings(TABLE.column(name))) == {kind: sorted(rows.items())}
+    assert read(indexed(TABLE.column(name))) == {kind: sorted(rows.items())}
 
 
 def test_a_field_without_values_has_no_runs() -> None:
-    assert AttributePostings(pa.chunked_array([pa.nulls(3, pa.int64())])).runs() == ()
+    assert indexed(pa.chunked_array([pa.nulls(3, pa.int64())])).runs() == ()
     assert dynamic(None, {"a": None}, {"b": 1}).runs() == []
 
 
 def test_a_row_is_there_once_for_each_value_of_its_list() -> None:
     column = pa.chunked_array([pa.array([["a", "b", "a"], None, ["a"]])])
-    assert read(AttributePostings(column)) == {"string": [("a", [0, 2]), ("b", [0])]}
+    assert read(indexed(column)) == {"string": [("a", [0, 2]), ("b", [0])]}
     assert read(dynamic({"a": ["a", "b", "a", 1, 1.0]}, None, {"a": "a"})) == {
         "int": [(1, [0])],
         "float": [(1.0, [0])],
@@ -131,7 +135,7 @@ def dynamic(*rows: dict[str, Any] | None) -> DynamicField:
 )
 def test_floats_compare_exactly_with_integers_that_are_no_floats(value: float) -> None:
     floats = [2.0**53, 2.0**53 + 2, 2.0**53 + 4, -(2.0**53), -(2.0**53) - 2, 2.0**63, -(2.0**63), 1.0, 1.5]
-    field = AttributePostings(pa.chunked_array([pa.array(floats)]))
+    field = indexed(pa.chunked_array([pa.array(floats)]))
     for name, compares in ORDERS.items():
         expected = [row for row, each in enumerate(floats) if compares(each, value)]
         assert field.compare(name, value).numbers.tolist() == expected, name

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.client.request.filters import build_filter
-from scannery.indexer import AllowedRows
+from scannery.indexer import AllowedRows, ValuePostings
 from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
 from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
@@ -207,22 +207,27 @@ class _Segment:
     """As much of a segment as a mask needs, counting how often it is asked for a column."""
 
     rows = ROWS
+    has_only_documents = False
     column_types: ClassVar = {field.name: str(field.type) for field in TABLE.schema}
 
     def __init__(self, name: str) -> None:
         self.entry = type("Entry", (), {"sha256": name})
         self.asked = 0
 
-    def column(self, name: str) -> Any:
+    def value_postings(self, name: str) -> ValuePostings:
         self.asked += 1
-        return TABLE.column(name)
+        return ValuePostings.of_column(TABLE.column(name))
 
     def allow(self, allowed: np.ndarray) -> AllowedRows:
         return AllowedRows(allowed, None, self.rows)
 
 
 def _postings(name: str) -> Field:
-    return GeoIndex(TABLE.column(name)) if name == "place" else AttributePostings(TABLE.column(name))
+    return GeoIndex(TABLE.column(name)) if name == "place" else indexed(TABLE.column(name))
+
+
+def indexed(column: pa.ChunkedArray) -> AttributePostings:
+    return AttributePostings(ValuePostings.of_column(column))
 
 
 def nodes_of(*wheres: dict[str, Any]) -> list[Node]:
@@ -346,9 +351,9 @@ def test_live_rows_of_the_past_are_not_kept() -> None:
 
 STRINGS = [f"a value that is one of many, {number:06}" for number in range(100_000)]
 MANY = {
-    "text": AttributePostings(pa.chunked_array([pa.array(STRINGS)])),
-    "number": AttributePostings(pa.chunked_array([pa.array(range(100_000))])),
-    "time": AttributePostings(pa.chunked_array([pa.array(range(100_000)).cast(pa.timestamp("us", "UTC"))])),
+    "text": indexed(pa.chunked_array([pa.array(STRINGS)])),
+    "number": indexed(pa.chunked_array([pa.array(range(100_000))])),
+    "time": indexed(pa.chunked_array([pa.array(range(100_000)).cast(pa.timestamp("us", "UTC"))])),
 }
 
 
@@ -385,7 +390,7 @@ ODD = [
 @given(st.lists(st.text("aAbß\ud7ff\ue000\U0010ffffİſ\0", max_size=3), max_size=8), st.sampled_from(ODD))
 def test_parts_and_folded_strings_are_those_of_python(texts: list[str], value: str) -> None:
     texts = [*texts, *ODD, "a"]
-    postings = AttributePostings(pa.chunked_array([pa.array([*texts, None])]))
+    postings = indexed(pa.chunked_array([pa.array([*texts, None])]))
     folded = value.casefold()
     expected: dict[MatchOperator, list[bool]] = {
         "prefix": [text.startswith(value) for text in texts],
@@ -407,7 +412,7 @@ def test_parts_and_folded_strings_are_those_of_python(texts: list[str], value: s
 def test_rows_with_all_values_are_found_also_where_lists_repeat(
     lists: list[list[str]], wanted: set[str]
 ) -> None:
-    postings = AttributePostings(pa.chunked_array([pa.array(lists, pa.list_(pa.string()))]))
+    postings = indexed(pa.chunked_array([pa.array(lists, pa.list_(pa.string()))]))
     expected = [row for row, items in enumerate(lists) if wanted <= set(items)]
     assert postings.has_all(wanted).numbers.tolist() == expected
 
@@ -426,7 +431,7 @@ def test_folded_values_are_counted() -> None:
 @pytest.mark.system
 def test_a_match_without_regard_to_case_costs_what_it_matches() -> None:
     texts = [f"A Value That Is One Of Many, {number:06}" for number in range(100_000)]
-    postings = AttributePostings(pa.chunked_array([pa.array(texts)]))
+    postings = indexed(pa.chunked_array([pa.array(texts)]))
     postings.matches("ieq", "")
     started_s = time.thread_time()
     for number in range(0, 100_000, 1000):
