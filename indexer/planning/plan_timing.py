@@ -22,6 +22,8 @@ __all__ = ["Clock", "Way", "measure_costs"]
 
 TIMED_QUERIES = 8
 TIMED_ROUNDS = 4
+TIMED_FILTERS = 5
+"""Filters of each share, which take turns: no divisor of the number of queries, so that each round has others."""
 TIMED_TARGET = 0.95
 TIMED_ROWS = 1 << 13
 TIMED_BLOCKS = 12
@@ -59,18 +61,19 @@ def measure_costs(
     for share in SHARES:
         if stopped():
             return None
-        mask_N = generator.random(len(vectors_ND)) < share
-        mask_N[0] = True  # never empty
-        mask_N.setflags(write=False)
-        allowed = AllowedRows(mask_N, leaves, len(mask_N))
-        reached.append(_reached(planner, leaves, queries_QD, allowed))
+        several = [_random_rows(len(vectors_ND), share, leaves, generator) for _ in range(TIMED_FILTERS)]
+        reached.append(_reached(planner, leaves, queries_QD, several[0]))
         more = max(0, reached[-1] - reached[0])
+        # In each call another filter: a caller's is not that of the caller before, and its rows are not in the caches.
+        scanned, proposed = itertools.cycle(several), itertools.cycle(several)
 
-        def scan(query_1D: np.ndarray, allowed: AllowedRows = allowed) -> None:
-            planner.scan(query_1D, TIMED_K, allowed, TIMED_TARGET)
+        def scan(query_1D: np.ndarray, filters: Iterator[AllowedRows] = scanned) -> None:
+            planner.scan(query_1D, TIMED_K, next(filters), TIMED_TARGET)
 
-        def propose(query_1D: np.ndarray, allowed: AllowedRows = allowed, more: int = more) -> None:
-            planner.propose(query_1D, TIMED_K, allowed, settings, TIMED_TARGET, more_leaves=more)
+        def propose(
+            query_1D: np.ndarray, filters: Iterator[AllowedRows] = proposed, more: int = more
+        ) -> None:
+            planner.propose(query_1D, TIMED_K, next(filters), settings, TIMED_TARGET, more_leaves=more)
 
         scans.append(Way(scan, timed_QD))
         proposals.append(Way(propose, timed_QD))
@@ -86,6 +89,13 @@ def measure_costs(
         **scored.costs(),
         pressure=clock.pressure,
     )
+
+
+def _random_rows(rows: int, share: float, leaves: Leaves, generator: np.random.Generator) -> AllowedRows:
+    mask_N = generator.random(rows) < share
+    mask_N[0] = True  # never empty
+    mask_N.setflags(write=False)
+    return AllowedRows(mask_N, leaves, rows)
 
 
 def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: AllowedRows) -> int:

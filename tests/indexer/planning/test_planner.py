@@ -89,6 +89,29 @@ def test_a_scan_by_leaves_ends_early_and_finds_the_best(segment: Segment) -> Non
         assert np.mean([each.candidates_Q[0] for each in found]) < 0.7 * allowed.count
 
 
+@pytest.mark.system
+def test_plans_are_timed_with_another_filter_in_each_call(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers have filters of their own: the rows of the last one, which are in the caches, are not theirs."""
+    planner, calls = segment.planner, dict[tuple[bytes, float], list[np.ndarray]]()
+    assert planner is not None
+    scan = planner.scan
+
+    def noted(queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float) -> object:
+        if len(queries_QD) == 1:
+            share = min(SHARES, key=lambda each: abs(each - allowed.share))
+            calls.setdefault((queries_QD.tobytes(), share), []).append(allowed.mask_N)
+        return scan(queries_QD, k, allowed, target_recall)
+
+    monkeypatch.setattr(planner, "scan", noted)
+    assert segment.time_plans() is not None
+    assert {share for _, share in calls} == {*SHARES}
+    for masks in calls.values():
+        assert len(masks) >= TIMED_ROUNDS
+        assert len({mask_N.tobytes() for mask_N in masks}) >= TIMED_ROUNDS
+
+
 def test_a_slow_moment_affects_one_round_of_all_ways() -> None:
     asked: list[str] = []
     ways = [Way(lambda _, name=name: asked.append(name), np.zeros((2, 4), np.float32)) for name in "ab"]  # type: ignore[misc]
