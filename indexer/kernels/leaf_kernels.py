@@ -18,6 +18,7 @@ __all__ = [
     "count_allowed",
     "count_tails",
     "enough",
+    "estimate_allowed",
     "order_leaves",
     "predict_scores",
     "scan_leaves",
@@ -221,6 +222,31 @@ def count_allowed(
         for row in range(starts_L[leaf], starts_L[leaf] + sizes_L[leaf]):
             count += mask_N[row]
         counts_L[leaf] = count
+
+
+@partial(compiled, brief=True)
+def estimate_allowed(
+    counts_BL: np.ndarray,
+    first: int,
+    before: float,
+    last: int,
+    behind: float,
+    allowed_L: np.ndarray,
+) -> None:
+    """Write the estimated number of rows of each leaf in a range of buckets to `allowed_L`; 0 only without any.
+
+    `counts_BL` has the rows of each leaf before each bucket, and behind the last, int32 (B + 1, L). The range begins
+    in the bucket `first`, behind the share `before` of its rows, and ends in `last`, behind the share `behind`.
+    """
+    touched = last + (1 if behind > 0 else 0)
+    for leaf in range(allowed_L.shape[0]):
+        start, stop = np.float64(counts_BL[first, leaf]), np.float64(counts_BL[last, leaf])
+        if before > 0:
+            start += before * (counts_BL[first + 1, leaf] - counts_BL[first, leaf])
+        if behind > 0:
+            stop += behind * (counts_BL[last + 1, leaf] - counts_BL[last, leaf])
+        least = 1 if counts_BL[touched, leaf] > counts_BL[first, leaf] else 0
+        allowed_L[leaf] = max(least, int(stop - start + 0.5))
 
 
 @partial(compiled, fastmath=False)

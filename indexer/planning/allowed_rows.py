@@ -24,6 +24,10 @@ NUMBERED = 1 / 8
 """Up to this share, row numbers are kept besides the mask: they take no more memory."""
 
 
+_NONE_BEFORE = np.zeros(0, np.int64)
+"""Not read-only: kernels would be compiled for that, too."""
+
+
 def are_few(rows: int, total: int) -> bool:
     """Return whether so many of all rows of a segment are best kept by number: no operation then visits every row."""
     return rows <= max(FEW_ROWS, FEW_SHARE * total)
@@ -158,9 +162,9 @@ class AllowedRows:
     def by_leaf(self) -> RowsOfLeaves:
         """The rows as a scan of leaves takes them; only with leaves."""
         allowed_L = self.per_leaf
-        by_test = self._numbers_R is None
-        test, numbers_R = (self.test, NO_NUMBERS) if by_test else (ALL_ROWS, self.rows)
-        return RowsOfLeaves(test, numbers_R, np.cumsum(allowed_L) - allowed_L, allowed_L)
+        if self._numbers_R is None:
+            return RowsOfLeaves(self.test, NO_NUMBERS, _NONE_BEFORE, allowed_L)
+        return RowsOfLeaves(ALL_ROWS, self.rows, np.cumsum(allowed_L) - allowed_L, allowed_L)
 
     @property
     def size_bytes(self) -> int:

@@ -53,7 +53,7 @@ class RowsOfLeaves(NamedTuple):
     numbers_R: np.ndarray
     """int64, ascending; empty if they are given by the test."""
     before_L: np.ndarray
-    """Number of allowed rows before each leaf, int64; read only for rows that are given by number."""
+    """Number of allowed rows before each leaf, int64; empty if they are given by the test."""
     allowed_L: np.ndarray
     """Number of allowed rows in each leaf, int64; of a test an estimate, 0 only if there are none."""
 

@@ -71,12 +71,14 @@ class ValueOrder:
         """
         if self._counts_BL is None:
             self._counts_BL = self.counted(leaves)
-        counts_BL, values = self._counts_BL, max(len(self.rows_P), 1)
+        from scannery.indexer.kernels import leaf_kernels  # compiles on import: only where it is needed
+
+        values, allowed_L = max(len(self.rows_P), 1), np.empty(len(leaves.sizes_L), np.int64)
         (first, before), (last, behind) = (divmod(position * BUCKETS, values) for position in (start, stop))
-        touched_L = counts_BL[last + (behind > 0)] - counts_BL[first]
-        estimated_L = _before(counts_BL, last, behind / values) - _before(counts_BL, first, before / values)
-        rows_L: np.ndarray = np.maximum(np.rint(estimated_L).astype(np.int64), touched_L > 0)
-        return rows_L
+        leaf_kernels.estimate_allowed(
+            self._counts_BL, first, before / values, last, behind / values, allowed_L
+        )
+        return allowed_L
 
     def counted(self, leaves: Leaves) -> np.ndarray:
         """Return the number of rows of each leaf before each bucket, and behind the last, int32 (B + 1, L)."""
@@ -85,15 +87,9 @@ class ValueOrder:
         cells_P = buckets_P * count + leaves.leaf_of(self.rows_P)
         counts_BL = np.zeros((BUCKETS + 1, count), np.int32)
         counts_BL[1:] = np.bincount(cells_P, minlength=BUCKETS * count).reshape(BUCKETS, count)
-        return np.cumsum(counts_BL, axis=0, out=counts_BL)
-
-
-def _before(counts_BL: np.ndarray, bucket: int, part: float) -> np.ndarray:
-    """Return the number of rows of each leaf before a bucket and in a part of it, float64 (L,)."""
-    before_L: np.ndarray = counts_BL[bucket].astype(np.float64)
-    if part:
-        before_L += part * (counts_BL[bucket + 1] - counts_BL[bucket])
-    return before_L
+        np.cumsum(counts_BL, axis=0, out=counts_BL)
+        counts_BL.setflags(write=False)
+        return counts_BL
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ from scannery.indexer.planning.plan_book import PlanBook
 from scannery.indexer.planning.plan_costs import CostFile, Costs
 from scannery.indexer.planning.plan_timing import measure_costs
 from scannery.indexer.planning.planner import Planner, SegmentHits, exact_found, nothing_found, replace
-from scannery.indexer.planning.value_order import RowsBetween
+from scannery.indexer.planning.value_order import RowsBetween, ValueOrder
 from scannery.indexer.scann.search import ScannSearcher, load_searcher
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.value_postings import ValuePostings
@@ -624,6 +624,10 @@ class Segment:
                 mask_N[0] = True
                 mask_N.setflags(write=False)
                 self._planner.warm_up(query_1D, self.allow(mask_N))
+        if self.leaves is not None:
+            ValueOrder(np.zeros(1, np.int32), 1).per_leaf(0, 1, self.leaves)
+        if self._attributes:
+            ValuePostings.of_column(pa.chunked_array([[""]])).find_texts([""])
         if self.postings is not None:
             score_rows(self.postings, {"word": 1.0, "word~2": 1.0}, 1.0)
         if self.sparse is not None:

@@ -10,6 +10,8 @@ Shapes: V distinct values, P postings (rows, once for each value they have), N r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +108,43 @@ class ValuePostings:
     @property
     def size_bytes(self) -> int:
         """Memory of this process that this takes; files are mapped by all processes."""
+        texts = self.__dict__.get("_text_bytes")
+        text_bytes = 0 if texts is None else int(texts[1].nbytes)
         if self._is_mapped:
-            return 0
+            return text_bytes
         arrays = (self.values, self.rows_P, self.starts, self.missing)
-        return sum(int(array.nbytes) for array in arrays) + (self.order.size_bytes if self.order else 0)
+        order_bytes = self.order.size_bytes if self.order else 0
+        return sum(int(array.nbytes) for array in arrays) + order_bytes + text_bytes
+
+    def find_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the number of each text among the values, int64; of one that is none -1 - that of the next value.
+
+        Only of strings.
+        """
+        from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
+
+        # As bytes: a bisection of Arrow's strings makes a Python string of each that it compares.
+        keys = [text.encode("utf-8", "surrogatepass") for text in texts]
+        starts_Q = np.cumsum([0, *map(len, keys)], dtype=np.int64)
+        numbers_Q = np.empty(len(keys), np.int64)
+        keys_B = np.frombuffer(b"".join(keys), np.uint8)
+        term_kernels.find_terms(*self._text_bytes, keys_B, starts_Q, numbers_Q)
+        return numbers_Q
+
+    @cached_property
+    def _text_bytes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of all values, uint8, and where each starts, int64 (V + 1,), read-only, as kernels take them."""
+        count = len(self.values)
+        _, offsets, data = self.values.buffers()
+        bytes_B = np.frombuffer(data, np.uint8) if data else np.zeros(0, np.uint8)
+        starts = np.zeros(1, np.int64)
+        if count:
+            kind = np.int64 if pa.types.is_large_string(self.values.type) else np.int32
+            first = self.values.offset
+            starts = np.frombuffer(offsets, kind)[first : first + count + 1].astype(np.int64)
+        for array in (bytes_B, starts):
+            array.setflags(write=False)
+        return bytes_B, starts
 
     def save(self, folder: Path, leaves: Leaves | None) -> None:
         """Write the parts to a new folder; `leaves` are those of the segment, None if it has none."""

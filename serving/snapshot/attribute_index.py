@@ -12,8 +12,9 @@ Shapes: V distinct strings.
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -232,19 +233,12 @@ class AttributePostings(Field):
         """Return the numbers of those of the values that occur, int64."""
         if isinstance(self._values, np.ndarray):
             if pa.types.is_timestamp(self._type):
-                values = pa.array(values, self._type).cast(pa.int64()).to_pylist()
+                values = [_microseconds(value) for value in values]
             elif pa.types.is_floating(self._type):
                 values = [value for value in values if float(value) == value]  # Python compares exactly
             return _positions(self._values, np.array(values))
-        if FEW_VALUES * len(values) < len(self._values):
-            strings = ArrowStrings(self._values)
-            positions = [(value, bisect_left(strings, value)) for value in values]
-            return np.array(
-                [at for value, at in positions if at < len(strings) and strings[at] == value], np.int64
-            )
-        # One hash of each value. A bisection for each makes Python strings, under the interpreter's lock.
-        value_array = pa.array(values, self._values.type)
-        return np.flatnonzero(_bools(pc.is_in(self._values, value_set=value_array)))
+        numbers = self._postings.find_texts(values)
+        return numbers[numbers >= 0]
 
     def compare(self, operator: Operator, value: Any) -> RowSet:
         """As `Field.compare`."""
@@ -326,19 +320,23 @@ class AttributePostings(Field):
     def _range_of(self, value: Any) -> tuple[int, int]:
         """Return where a value begins and ends among the distinct values: the range has 1 value, or 0."""
         if pa.types.is_timestamp(self._type):
-            value = pa.scalar(value, self._type).value
+            value = _microseconds(value)
         if isinstance(self._values, np.ndarray):
             if pa.types.is_floating(self._type) and (near := float(value)) != value:  # between two floats
                 position = int(np.searchsorted(self._values, near, "left" if near > value else "right"))
                 return position, position
             bounds = [int(np.searchsorted(self._values, value, side)) for side in ("left", "right")]
             return bounds[0], bounds[1]
-        strings = ArrowStrings(self._values)
-        return bisect_left(strings, value), bisect_right(strings, value)
+        number = int(self._postings.find_texts([value])[0])
+        return (number, number + 1) if number >= 0 else (-1 - number, -1 - number)
 
 
-FEW_VALUES = 2048
-"""A bisection takes as long as hashing this many strings."""
+_EPOCH, _MICROSECOND = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc), dt.timedelta(microseconds=1)
+
+
+def _microseconds(moment: dt.datetime) -> int:
+    """Return a moment as the column has it. Not by Arrow, which imports pandas for that: half a second."""
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def _positions(values_V: np.ndarray, values: np.ndarray) -> np.ndarray:

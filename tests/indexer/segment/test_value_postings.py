@@ -56,6 +56,17 @@ def test_files_have_what_was_made(column: pa.Array, tmp_path: Path) -> None:
     assert not stored.rows_P.flags.writeable
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_texts_are_looked_up_by_their_bytes(kind: pa.DataType) -> None:
+    texts = ["", "a", "ab", "b", "z\0", "é", "\ue000", "\U0010ffff"]
+    array = pa.array(["left out", *texts, None, "left out"], kind)[1:-1]
+    postings = ValuePostings.of_column(pa.chunked_array([array]))
+    assert postings.find_texts(texts[::-1]).tolist() == list(range(len(texts)))[::-1]
+    assert postings.find_texts(["!", "aa", "z", "\U0010ffff!"]).tolist() == [-2, -3, -5, -9]
+    none = ValuePostings.of_column(pa.chunked_array([pa.nulls(2, kind)]))
+    assert none.find_texts(["", "a"]).tolist() == [-1, -1]
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     folder = tmp_path_factory.mktemp("library")
