@@ -218,12 +218,11 @@ class Segment:
 
         KeyError if there is no such column; of places and objects there are no postings.
         """
-        stored = self.records.table.schema
-        folder = self._attributes.get(name) if name in self.column_types else None
+        folder, column = self._attributes.get(name), self.column(name)
         # An attribute may have been dropped, and added again with another type.
-        if folder is None or str(stored.field(name).type) != self.column_types[name]:
-            return ValuePostings.of_column(self.column(name))
-        return ValuePostings.map(folder, self.rows, stored.field(name).type)
+        if folder is None or self.records.table.schema.field(name).type != column.type:
+            return ValuePostings.of_column(column)
+        return ValuePostings.map(folder, self.rows, column.type)
 
     def take(self, rows: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the given rows of some or all columns, in the order given."""

@@ -196,7 +196,11 @@ def write_postings(table: pa.Table, folder: Path, leaves: Leaves | None) -> dict
     names = [
         field.name
         for field in table.schema
-        if field.name not in FIXED_COLUMNS and field.name[0] != "_" and _element(field.type) in _INDEXED
+        if field.name not in FIXED_COLUMNS
+        and field.name[0] != "_"
+        and _element(field.type) in _INDEXED
+        # Files of named vectors have the columns of attributes without any value.
+        and table.column(field.name).null_count < table.num_rows
     ]
     if not table.column("id").equals(table.column("document_id")):
         names.append("document_id")

@@ -13,6 +13,7 @@ import pytest
 from scannery.indexer import (
     ColdReads,
     IndexSpec,
+    MemorySegment,
     Segment,
     SegmentCache,
     Store,
@@ -115,6 +116,13 @@ def test_folders_of_earlier_releases_have_none_and_give_the_same(store: Store, t
         assert made.size_bytes > 0
 
 
+def test_a_segment_in_memory_makes_them_from_its_columns() -> None:
+    table = datapoints(spec_of({}), clustered(ROWS, 8), columns=library_columns(ROWS))
+    segment = MemorySegment.of(table, spec_of({}))
+    assert equal(segment.value_postings("tags"), ValuePostings.of_column(table.column("tags")))
+    assert "records" not in segment.__dict__, "all columns were copied for it"
+
+
 def test_an_attribute_of_another_type_than_in_the_file_has_its_own_postings(
     store: Store, tmp_path: Path
 ) -> None:
@@ -131,7 +139,7 @@ def test_an_attribute_of_another_type_than_in_the_file_has_its_own_postings(
 
 def test_rows_of_leaves_are_counted_when_the_segment_is_unpacked(tmp_path: Path) -> None:
     spec = parse_spec({
-        "index": "t", "source": {"vector": "v"}, "attributes": {"number": "int"}, "shards": 1,
+        "index": "t", "source": {"vector": "v"}, "attributes": {"number": "int", "unset": "string"}, "shards": 1,
         "scann": {"exact_below_rows": 1000},
     })  # fmt: skip
     store = Store.open(tmp_path / "store", create=True)
@@ -140,7 +148,8 @@ def test_rows_of_leaves_are_counted_when_the_segment_is_unpacked(tmp_path: Path)
     publish(store, spec, table, tmp_path)
     segment = opened(store, tmp_path / "cache")
     assert segment.has_only_documents
-    assert [*segment._attributes] == ["number"], "documents have the hashes of ids"
+    assert [*segment._attributes] == ["number"], "documents have the hashes of ids, and nothing is unset"
+    assert segment.value_postings("unset").missing.tolist() == list(range(3000))
     assert segment.leaves is not None
     stored = segment.value_postings("number").order
     made = ValuePostings.of_column(segment.column("number")).order
