@@ -450,5 +450,10 @@ class PreparedSearch:
         self.is_quick = self._may_be_quick and self._times.are_quick
 
     @property
+    def is_repeated(self) -> bool:
+        """Whether others like it are likely: it has no filter, or one that was asked before."""
+        return self.where is None or self._times.are_known
+
+    @property
     def _may_be_quick(self) -> bool:
         return self.cost_class is not CostClass.STAGED and not self.plan.waits

@@ -354,7 +354,9 @@ class Handler:
             # Metrics count the error for the index.
             exchange.active.index = methods.resolved(request, look=False).index
             raise
-        if prepared is not None and (template := template_of(request, data)) is not None:
+        if prepared is None or not prepared.prepared.is_repeated:
+            return prepared
+        if (template := template_of(request, data)) is not None:
             if len(templates) >= MAX_KNOWN:
                 templates.clear()
             templates[len(data)] = template

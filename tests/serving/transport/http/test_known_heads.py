@@ -14,7 +14,7 @@ import pytest
 
 from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
-from scannery.serving.request.search_template import template_of
+from scannery.serving.request.search_template import SearchTemplate, template_of
 from scannery.serving.security import KeyFile
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot import search_times
@@ -289,6 +289,26 @@ def test_searches_that_differ_in_their_vector_are_not_decoded(
         nan.query.vector.packed = np.full(DIMENSIONS, np.nan, np.float32).tobytes()
         assert http.post(SEARCH, nan.SerializeToString()).status == 400
         assert len(decoded) == 7
+
+
+def test_a_filter_displaces_no_template_before_it_is_asked_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    templates: list[SearchTemplate | None] = []
+
+    def noted(*arguments: Any) -> SearchTemplate | None:
+        templates.append(template_of(*arguments))
+        return templates[-1]
+
+    monkeypatch.setattr(handler, "template_of", noted)
+    with Http(server.http_port) as http:
+        for year in range(2011, 2016):
+            answers(http, [body(0, where={"year": {"$lt": year}, "live": True})])
+        assert not templates
+        expected = answers(http, [body(1, where={"year": {"$lt": 2015}, "live": True})])
+        assert len(templates) == 1
+        assert answers(http, [body(1, where={"year": {"$lt": 2015}, "live": True})]) == expected
+        assert len(templates) == 1, "it is known now"
 
 
 POST = replace(NO_HEAD, method="POST")
