@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +15,8 @@ from benchmarks.data import archived
 from benchmarks.harness import shared_data
 
 __all__ = [
-    "COLLECTIONS", "LANGUAGES", "MORE_COLLECTIONS", "Collection", "cisi", "cranfield", "podcast_titles", "stackfaq",
-    "xquad_paragraphs", "xquad_r",
+    "COLLECTIONS", "LANGUAGES", "MORE_COLLECTIONS", "Collection", "cisi", "cranfield", "podcast_speech",
+    "podcast_titles", "stackfaq", "xquad_paragraphs", "xquad_r",
 ]  # fmt: skip
 
 
@@ -118,6 +119,19 @@ def podcast_titles() -> Collection:
             queries[name] = title[1].strip("'\" ")
             judgements[name] = {name: 1}
     return Collection("Podcast titles", tuple(documents), queries, judgements)
+
+
+def podcast_speech() -> Collection:
+    """Return Hacker Public Radio: summaries read out by hosts as queries, and what is said after them as documents."""
+    path = shared_data("podcasts-hpr", "episodes.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        episodes = [json.loads(line) for line in file]
+    return Collection(
+        "Podcast speech",
+        tuple((each["id"], "", each["text"]) for each in episodes),
+        {each["id"]: each["summary"] for each in episodes},
+        {each["id"]: {each["id"]: 1} for each in episodes},
+    )
 
 
 COLLECTIONS = {"cranfield": cranfield, "cisi": cisi}

@@ -26,6 +26,7 @@ import json
 import logging
 import random
 import re
+import shutil
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from benchmarks.collections import (
     LANGUAGES,
     MORE_COLLECTIONS,
     Collection,
+    podcast_speech,
     xquad_paragraphs,
     xquad_r,
 )
@@ -468,6 +470,65 @@ def named(given: argparse.Namespace, folder: Path) -> None:
     print(table(["collection", "search", "nDCG@10", "difference from unnamed"], rows))
 
 
+# --- the words of whole documents
+
+SIDES: tuple[Any, ...] = ("dense", "lexical", "hybrid")
+SCOPES = ("passage", "document")
+TIMED = 300
+"""Queries whose time is measured."""
+
+
+def scope(given: argparse.Namespace, folder: Path) -> None:
+    rows, times = [], []
+    for name in (
+        given.on.split(",") if given.on else ("speech", "xquad-en", "xquad-de", "xquad-es", "xquad-ru")
+    ):
+        collection = podcast_speech() if name == "speech" else MORE_COLLECTIONS[name]()
+        per_document = {"max_per_group": 1} if name == "speech" else {}
+        # Sentences of a paragraph are the passages of a document; one of them is relevant.
+        source = PASSAGES if name == "speech" else {"text": "text", "document_id": "paragraph"}
+        records = [{**each, "paragraph": each["id"].split("-")[0]} for each in records_of(collection)]
+        values, indexes = dict[tuple[str, str], np.ndarray](), {}
+        for each in SCOPES:
+            if (folder / "passage").exists():  # with its embeddings
+                shutil.copytree(folder / "passage", folder / each, dirs_exist_ok=True)
+            lexical = {"language": LANGUAGES.get(name, "english"), "scope": each}
+            indexes[each] = indexed(folder / each, records, {"source": source, "lexical": lexical})
+            searches = {mode: searching(indexes[each], mode=mode, **per_document) for mode in SIDES}
+            values |= {(one.name, each): one.values[MAIN_MEASURE] for one in evaluated(collection, searches)}
+        if name == "speech":
+            whole = {"source": {"text": "text"}, "lexical": {"language": "english"}}
+            searches = {"hybrid": searching(indexed(folder / "whole", records, whole), mode="hybrid")}
+            [values["hybrid", "whole"]] = [
+                one.values[MAIN_MEASURE] for one in evaluated(collection, searches)
+            ]
+            print(f"hybrid, whole texts: {values['hybrid', 'whole'].mean():.4f}", flush=True)
+        for mode in SIDES[1:]:
+            passage, document = (values[mode, each] for each in SCOPES)
+            means = [f"{each.mean():.4f}" for each in (values["dense", "passage"], passage, document)]
+            rows.append([collection.name, mode, *means, difference(document, passage)])
+            times.append([collection.name, mode, *_times_of(indexes, mode, [*collection.queries.values()])])
+            print(*rows[-1], *times[-1][2:], sep=" · ", flush=True)
+        shutil.rmtree(folder / "passage")
+        shutil.rmtree(folder / "document")
+    print("\n" + table(["nDCG@10", "mode", "dense", *SCOPES, "difference"], rows))
+    print("\n" + table(["p50 in µs", "mode", *SCOPES, "ratio"], times))
+
+
+def _times_of(indexes: Mapping[str, scannery.Index], mode: Any, texts: Sequence[str]) -> list[str]:
+    """Return the median times of a search in some indexes, which take turns, and the last one by the first."""
+    seconds: dict[str, list[float]] = {name: [] for name in indexes}
+    for repetition in range(3):
+        for text in texts[:TIMED]:
+            for name, index in indexes.items():
+                started = time.perf_counter()
+                index.search(text, 10, mode=mode)
+                if repetition:  # vectors of texts are in the cache then
+                    seconds[name].append(time.perf_counter() - started)
+    medians = [1e6 * float(np.median(each)) for each in seconds.values()]
+    return [*(f"{each:.0f}" for each in medians), f"{medians[-1] / medians[0]:.2f}"]
+
+
 # --- headings
 
 
@@ -638,7 +699,7 @@ def required(text: str) -> dict[str, Any]:
 
 CASES = {
     "modes": modes, "fusion": fusion, "lexical": lexical, "code": code, "transcripts": transcripts, "named": named,
-    "headings": headings, "snippets": snippets, "phrases": phrases, "relevance": relevance,
+    "headings": headings, "scope": scope, "snippets": snippets, "phrases": phrases, "relevance": relevance,
 }  # fmt: skip
 
 

@@ -84,6 +84,7 @@ from scannery.indexer.lexical.expansion import (
 )
 from scannery.indexer.lexical.phrases import Phrase, PhraseFinder
 from scannery.indexer.lexical.synonyms import Synonyms
+from scannery.indexer.lexical.word_index import WordIndex, WordScores
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import (
@@ -236,6 +237,8 @@ __all__ = [
     "VectorsInfo",
     "VerifyReport",
     "WeightedTerms",
+    "WordIndex",
+    "WordScores",
     "alter_index",
     "altered_spec",
     "analyser_of",

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from scannery.indexer.datapoints.schema import attribute_columns
+from scannery.indexer.lexical.word_index import SegmentWords, WordIndex
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.segment.cache import SegmentCache
@@ -61,6 +62,17 @@ class OpenIndex:
     def dimensions(self) -> int:
         """Components of a vector."""
         return self.manifest.dimensions
+
+    @cached_property
+    def words(self) -> WordIndex | None:
+        """The words of all live rows; None: some segment has none."""
+        lexical, parts = self.spec.lexical, []
+        for segment, alive in zip(self.segments, self.alive, strict=True):
+            if segment.postings is None or lexical is None:
+                return None
+            documents = segment.document_words if lexical.counts_documents else None
+            parts.append(SegmentWords(segment.postings, documents, alive, segment.shard))
+        return WordIndex(parts)
 
     def live_rows(self) -> Iterator[tuple[Segment, np.ndarray]]:
         """Yield each segment with the numbers of its live rows, int64, ascending."""

@@ -2,7 +2,8 @@
 
 Kernels are compiled on first use, and stored in numba's cache on disk (`NUMBA_CACHE_DIR`).
 
-Shapes: N rows, D dimensions, T terms, P postings, M rows that match; Q vectors, or terms of a query.
+Shapes: N rows, D dimensions, T terms, P postings, M rows that match; Q vectors, or terms of a query; L documents of a
+segment, U documents of an index.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from scannery.indexer.local.needless_imports import numba_is_needed
 
 __all__ = [
     "add_bm25",
+    "add_document_counts",
+    "add_document_scores",
     "add_products",
     "compiled",
+    "mean_scores",
     "surely_valid",
+    "take_row_counts",
     "unit_vectors",
 ]
 
@@ -98,6 +103,88 @@ def _add_bm25(
     return hits
 
 
+def _add_document_counts(
+    documents_P: np.ndarray,
+    counts_P: np.ndarray,
+    numbers_L: np.ndarray,
+    counts_U: np.ndarray,
+    found_U: np.ndarray,
+    hits: int,
+) -> int:
+    """Add the occurrences of a term in the documents of a segment to `counts_U`, and write new ones to `found_U`.
+
+    `numbers_L` has the number of each document in the index. `hits` of them were found before; returns those now.
+    """
+    for posting in range(documents_P.shape[0]):
+        number = numbers_L[documents_P[posting]]
+        if counts_U[number] == 0:
+            found_U[hits] = number
+            hits += 1
+        counts_U[number] += counts_P[posting]
+    return hits
+
+
+def _take_row_counts(
+    rows_P: np.ndarray,
+    counts_P: np.ndarray,
+    taken_R: np.ndarray,
+    documents_N: np.ndarray,
+    numbers_L: np.ndarray,
+    counts_U: np.ndarray,
+) -> None:
+    """Subtract the occurrences of a term in some rows, ascending, from `counts_U` of their documents."""
+    posting, end = 0, rows_P.shape[0]
+    for position in range(taken_R.shape[0]):
+        row = taken_R[position]
+        # Steps that double, and then a binary search: both few rows and few postings are passed quickly.
+        step = 1
+        while posting + step < end and rows_P[posting + step] < row:
+            posting += step
+            step *= 2
+        last = min(posting + step, end)
+        while posting < last:
+            middle = (posting + last) // 2
+            if rows_P[middle] < row:
+                posting = middle + 1
+            else:
+                last = middle
+        if posting == end:
+            return
+        if rows_P[posting] == row:
+            counts_U[numbers_L[documents_N[row]]] -= counts_P[posting]
+
+
+def _add_document_scores(
+    found_U: np.ndarray,
+    hits: int,
+    lengths_U: np.ndarray,
+    weight: float,
+    base: float,
+    slope: float,
+    counts_U: np.ndarray,
+    scores_U: np.ndarray,
+) -> None:
+    """Add the BM25 scores of a term to `scores_U`, and set the counts of the documents that have it back to 0."""
+    for position in range(hits):
+        number = found_U[position]
+        count = counts_U[number]
+        counts_U[number] = 0
+        scores_U[number] += weight * count / (count + base + slope * lengths_U[number])
+
+
+def _mean_scores(
+    rows_M: np.ndarray,
+    scores_N: np.ndarray,
+    documents_N: np.ndarray,
+    scores_L: np.ndarray,
+    scores_M: np.ndarray,
+) -> None:
+    """Write the means of the scores of rows and of their documents to `scores_M`."""
+    for position in range(rows_M.shape[0]):
+        row = rows_M[position]
+        scores_M[position] = (scores_N[row] + scores_L[documents_N[row]]) / 2
+
+
 def _add_products(
     starts_T: np.ndarray,
     rows_P: np.ndarray,
@@ -127,6 +214,10 @@ def _add_products(
 
 # Without fastmath: the score of a row must not depend on its segment.
 add_bm25 = compiled(_add_bm25, fastmath=False)
+add_document_counts = compiled(_add_document_counts, fastmath=False)
+add_document_scores = compiled(_add_document_scores, fastmath=False)
+mean_scores = compiled(_mean_scores, fastmath=False)
+take_row_counts = compiled(_take_row_counts)
 add_products = compiled(_add_products, fastmath=False)
 
 

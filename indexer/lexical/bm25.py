@@ -47,14 +47,21 @@ __all__ = [
     "CorpusCounts",
     "CorpusStatistics",
     "KnownTerms",
+    "MatchingTerms",
     "Postings",
     "corpus_counts",
     "corpus_statistics",
     "invert",
+    "joined_postings",
+    "map_document_postings",
+    "matching_scores",
+    "matching_terms",
+    "of_documents",
     "score_rows",
     "term_columns",
     "with_known_terms",
     "with_terms",
+    "write_document_postings",
     "write_postings",
 ]
 
@@ -77,7 +84,8 @@ _LENGTHS = "lengths.npy"
 _ADDITIONAL = ""
 """The term whose count is the number of terms of a row that are no part of its length."""
 
-_ARRAYS = (_TERM_BYTES, _TERM_STARTS, _STARTS, _ROWS, _COUNTS, _LENGTHS)
+_OF_DOCUMENTS = (_STARTS, _ROWS, _COUNTS, _LENGTHS)
+_ARRAYS = (_TERM_BYTES, _TERM_STARTS, *_OF_DOCUMENTS)
 
 
 class Postings:
@@ -90,6 +98,8 @@ class Postings:
             arrays: by name, as `invert` returns them.
 
         """
+        self.arrays = arrays
+        """The arrays."""
         self.rows_P = arrays[_ROWS]
         """Row of each posting, int32, ascending within a term."""
         self.counts_P = arrays[_COUNTS]
@@ -107,8 +117,8 @@ class Postings:
         return cls({name: mapped(folder / name) for name in _ARRAYS})
 
     @cached_property
-    def documents(self) -> int:
-        """Rows that have at least one term."""
+    def rows_with_words(self) -> int:
+        """Number of rows that have at least one term."""
         return int(np.count_nonzero(self.lengths_N))
 
     @cached_property
@@ -240,6 +250,44 @@ def with_terms(table: pa.Table, spec: LexicalSpec | None) -> pa.Table:
     return table
 
 
+def of_documents(postings: Postings, numbers_N: np.ndarray) -> Postings:
+    """Return the inverted index of the documents of a segment, which have the words of all their rows.
+
+    Args:
+        postings: of the segment.
+        numbers_N: document of each row, int32, from 0 without gaps.
+
+    """
+    from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
+
+    total = int(numbers_N.max(initial=-1)) + 1
+    starts_T = np.zeros_like(postings.starts_T)
+    documents_P, counts_P = np.empty_like(postings.rows_P), np.empty_like(postings.counts_P)
+    size = term_kernels.sum_by_document(
+        postings.starts_T, postings.rows_P, postings.counts_P,
+        numbers_N, np.full(total, -1, np.int64), starts_T, documents_P, counts_P,
+    )  # fmt: skip
+    lengths_L = np.bincount(numbers_N, weights=postings.lengths_N, minlength=total).astype(np.int32)
+    arrays = {
+        _ROWS: documents_P[:size].copy(), _COUNTS: counts_P[:size].copy(), _STARTS: starts_T, _LENGTHS: lengths_L,
+    }  # fmt: skip
+    for array in arrays.values():
+        array.setflags(write=False)
+    return Postings({**postings.arrays, **arrays})
+
+
+def write_document_postings(words: Path, numbers_N: np.ndarray, folder: Path) -> None:
+    """Write the inverted index of documents for `map_document_postings`; `words`: the folder of `write_postings`."""
+    arrays = of_documents(Postings.map(words), numbers_N).arrays
+    for name in _OF_DOCUMENTS:
+        np.save(folder / name, arrays[name])
+
+
+def map_document_postings(postings: Postings, folder: Path) -> Postings:
+    """Return what `write_document_postings` wrote, memory-mapped, beside the postings of the rows."""
+    return Postings({**postings.arrays, **{name: mapped(folder / name) for name in _OF_DOCUMENTS}})
+
+
 def write_postings(table: pa.Table, folder: Path) -> None:
     """Write the inverted index of a segment to a folder, for `Postings.map`."""
     for name, array in invert(table).items():
@@ -318,40 +366,51 @@ B = 0.75
 class CorpusCounts:
     """What the statistics of a corpus are made of: integers, so that those of its parts add up exactly."""
 
-    documents: int
+    rows: int
     """Rows that have words."""
     length: int
     """Number of words of all of them."""
     frequencies: Mapping[str, int]
     """Number of rows that have each term of the query; 0 where none has it."""
+    documents: int = 0
+    """Documents that have words; 0: rows are scored by their own words alone."""
 
     def __add__(self, other: CorpusCounts) -> CorpusCounts:
-        """Return the counts of both parts; `other` has the same terms."""
+        """Return the counts of both parts, which share no document; `other` has the same terms."""
         frequencies = {term: count + other.frequencies[term] for term, count in self.frequencies.items()}
-        return CorpusCounts(self.documents + other.documents, self.length + other.length, frequencies)
+        return CorpusCounts(
+            self.rows + other.rows,
+            self.length + other.length,
+            frequencies,
+            self.documents + other.documents,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusStatistics:
     """Statistics of all segments of a snapshot, for BM25."""
 
-    documents: int
+    rows: int
     """Rows that have words."""
     average_length: float
     """Mean number of terms of these rows."""
     frequencies: Mapping[str, int]
     """Number of rows that have each term of the query, or alternative of a pattern; those without rows are left out."""
+    average_document_length: float = 0.0
+    """Mean number of terms of documents; 0: rows are scored by their own words alone."""
 
     @classmethod
     def of(cls, counts: CorpusCounts) -> CorpusStatistics:
         """Return the statistics of a whole corpus."""
-        average = counts.length / counts.documents if counts.documents else 1.0
-        return cls(counts.documents, average, {term: n for term, n in counts.frequencies.items() if n})
+        average = counts.length / counts.rows if counts.rows else 1.0
+        frequencies = {term: n for term, n in counts.frequencies.items() if n}
+        of_documents = counts.length / counts.documents if counts.documents else 0.0
+        return cls(counts.rows, average, frequencies, of_documents)
 
     def idf(self, term: str) -> float:
         """Return the inverse document frequency of a term or pattern, at least 0."""
-        frequency = min(self.frequency(term), self.documents)
-        return math.log1p((self.documents - frequency + 0.5) / (frequency + 0.5))
+        frequency = min(self.frequency(term), self.rows)
+        return math.log1p((self.rows - frequency + 0.5) / (frequency + 0.5))
 
     def frequency(self, term: str) -> int:
         """Return in how many rows a term or pattern is; a row with several terms of a pattern counts for each."""
@@ -379,12 +438,12 @@ def corpus_counts(
 
     """
     segments = list(zip(postings, alive or [None] * len(postings), strict=True))
-    sizes = [_live_size(segment, rows) for segment, rows in segments]
-    documents, length = (sum(parts) for parts in zip(*sizes, strict=True)) if sizes else (0, 0)
+    sizes = [_live_size(segment, live) for segment, live in segments]
+    rows, length = (sum(parts) for parts in zip(*sizes, strict=True)) if sizes else (0, 0)
     distinct = list(dict.fromkeys(terms))
-    counts = [_live_frequencies(segment, rows, distinct) for segment, rows in segments]
+    counts = [_live_frequencies(segment, live, distinct) for segment, live in segments]
     totals = np.sum(counts, axis=0).tolist() if counts else [0] * len(distinct)
-    return CorpusCounts(documents, length, dict(zip(distinct, totals, strict=True)))
+    return CorpusCounts(rows, length, dict(zip(distinct, totals, strict=True)))
 
 
 _SIZES: WeakKeyDictionary[AllowedRows, tuple[int, int]] = WeakKeyDictionary()
@@ -394,7 +453,7 @@ _SIZES: WeakKeyDictionary[AllowedRows, tuple[int, int]] = WeakKeyDictionary()
 def _live_size(postings: Postings, alive: AllowedRows | None) -> tuple[int, int]:
     """Return the number of live rows that have words, and the number of their words."""
     if alive is None:
-        return postings.documents, postings.total_length
+        return postings.rows_with_words, postings.total_length
     size = _SIZES.get(alive)
     if size is None:
         lengths_R = postings.lengths_N[alive.mask_N]
@@ -435,29 +494,59 @@ def score_rows(
         rows_M int64, in no particular order, and scores_M float32, all above 0.
 
     """
+    terms = matching_terms(postings, weights)
+    rows_M, scores_N = matching_scores(postings, terms, average_length)
+    if allowed_N is not None:
+        rows_M = rows_M[allowed_N[rows_M]]
+    return rows_M, scores_N[rows_M].astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchingTerms:
+    """The terms of a segment that some terms and patterns of a query stand for."""
+
+    numbers: Sequence[np.ndarray]
+    """Numbers of the terms of each, int64, ascending; those without any are left out."""
+    weights_Q: np.ndarray
+    """Weight of each, float64."""
+    positions_Q: np.ndarray
+    """Position of each among all of the query, int64, ascending."""
+
+
+def matching_terms(postings: Postings, weights: Mapping[str, float]) -> MatchingTerms:
+    """Return the terms that a segment has; arguments as of `score_rows`."""
+    numbers = postings.matching_each(list(weights))
+    positions_Q = np.flatnonzero([len(each) > 0 for each in numbers])
+    weights_Q = np.array([*weights.values()], np.float64)[positions_Q]
+    return MatchingTerms([numbers[position] for position in positions_Q.tolist()], weights_Q, positions_Q)
+
+
+def matching_scores(
+    postings: Postings, terms: MatchingTerms, average_length: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows that have any of some terms, int64 (M,), in no order, and the scores of all rows, float64 (N,).
+
+    Args:
+        postings: of a segment.
+        terms: of the same.
+        average_length: mean number of terms of a row, over the whole corpus.
+
+    """
     from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
 
-    lists = postings.matching_each(list(weights))
-    matching = [
-        (numbers, weight) for numbers, weight in zip(lists, weights.values(), strict=True) if len(numbers)
-    ]
-    numbers_Q, starts_Q, rows_P, counts_P = _joined_postings(postings, [numbers for numbers, _ in matching])
-    weights_Q = np.array([weight for _, weight in matching], np.float64)
+    numbers_Q, starts_Q, rows_P, counts_P = joined_postings(postings, terms.numbers)
     limit = min(len(postings.lengths_N), int((starts_Q[numbers_Q + 1] - starts_Q[numbers_Q]).sum()))
     # The system allocates pages of zeros on the first write, so few matches in a large segment are cheap.
     scores_N = np.zeros(len(postings.lengths_N), np.float64)
     rows_M = np.empty(limit, np.int64)
     count = fused.add_bm25(
         starts_Q, rows_P, counts_P, postings.lengths_N,
-        numbers_Q, weights_Q, K1 * (1 - B), K1 * B / average_length, scores_N, rows_M,
+        numbers_Q, terms.weights_Q, K1 * (1 - B), K1 * B / average_length, scores_N, rows_M,
     )  # fmt: skip
-    rows_M = rows_M[:count]
-    if allowed_N is not None:
-        rows_M = rows_M[allowed_N[rows_M]]
-    return rows_M, scores_N[rows_M].astype(np.float32)
+    return rows_M[:count], scores_N
 
 
-def _joined_postings(
+def joined_postings(
     postings: Postings, patterns: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return postings with one list for each of some sets of terms, given by their numbers: a row is in it once.

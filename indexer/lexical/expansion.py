@@ -81,6 +81,8 @@ class WeightedTerms:
     """Score that rows approach which have all words of the query often, those that no row has included."""
     expanded: Mapping[str, str] = field(default_factory=dict)
     """Patterns of the words that were expanded, by word; alternatives of several words have spaces."""
+    average_document_length: float = 0.0
+    """Mean number of words of a document of the whole corpus; 0: rows are scored by their own words alone."""
 
     @classmethod
     def of(
@@ -95,7 +97,7 @@ class WeightedTerms:
             term: corpus.idf(term) * weight for term, weight in terms.items() if corpus.frequency(term)
         }
         highest = sum(corpus.idf(term) * weight for term, weight in query.items())
-        return cls(weights, corpus.average_length, highest, expanded)
+        return cls(weights, corpus.average_length, highest, expanded, corpus.average_document_length)
 
 
 def weighted_terms(
@@ -122,7 +124,7 @@ def weighted_terms(
         return [WeightedTerms({}, 1.0)] * len(expanders)
     statistics = corpus(terms)
     similar: dict[str, _Similar] = {}
-    if expansion.typos and statistics.documents:
+    if expansion.typos and statistics.rows:
         unknown = {word.text: word for each in expanders for word in each.unknown(statistics)}
         for words in _batches(list(unknown.values())):
             similar |= _similar_terms(words, analyser, corpus)

@@ -75,6 +75,7 @@ class MemorySegment(Segment):
         self._parts = parts
         self._scaled = scaled
         self._searcher = None
+        self._document_postings = None
         self._coarse = None
         self._planner = None
         self._all_leaves = 0
@@ -92,6 +93,10 @@ class MemorySegment(Segment):
             kind="exact",
             vectors="embedding" in parts.column_names,
         )
+
+    @property
+    def shard(self) -> None:
+        """None: its rows are of any shard."""
 
     @cached_property
     def whole(self) -> pa.Table:
@@ -175,6 +180,8 @@ class MemorySegment(Segment):
     def warm(self) -> None:
         """Make the parts that queries need, so that no query waits for them."""
         _ = self.searched_ND, self.ties, self.postings, self.sparse, self.records
+        if self.spec.lexical is not None and self.spec.lexical.counts_documents:
+            _ = self.document_words
         for named in self.named.values():
             _ = named.segment.searched_ND, named.segment.ties
 

@@ -25,7 +25,9 @@ from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.sparse import SparsePostings, score_sparse
 from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels.compilation import COMPILING
-from scannery.indexer.lexical.bm25 import Postings, score_rows
+from scannery.indexer.lexical import word_index
+from scannery.indexer.lexical.bm25 import Postings, map_document_postings, of_documents, score_rows
+from scannery.indexer.lexical.word_index import DocumentNumbers, DocumentWords
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.leaves import Leaves
@@ -121,6 +123,12 @@ class Segment:
         self._planner = self._planner_of(folder)
         self.postings = Postings.map(folder / files.WORDS) if (folder / files.WORDS).exists() else None
         """The inverted index of words; None if the segment has none."""
+        folder_of_documents = folder / files.DOCUMENT_WORDS
+        self._document_postings = (
+            map_document_postings(self.postings, folder_of_documents)
+            if self.postings is not None and folder_of_documents.exists()
+            else None  # unpacked by an earlier release, or each row is a document
+        )
         self.sparse = SparsePostings.map(folder / files.SPARSE) if (folder / files.SPARSE).exists() else None
         """The inverted index of sparse vectors; None if the segment has none."""
         self.named: Mapping[str, NamedVectors] = {}
@@ -193,6 +201,11 @@ class Segment:
     def rows(self) -> int:
         """Number of rows, deleted ones included."""
         return self.entry.rows
+
+    @property
+    def shard(self) -> int | None:
+        """Shard of all its rows; None: they are in memory, and of any shard."""
+        return self.entry.shard
 
     @property
     def has_vectors(self) -> bool:
@@ -315,6 +328,18 @@ class Segment:
             if column[row].as_py() == text:
                 yield row
             position += 1
+
+    @cached_property
+    def document_words(self) -> DocumentWords | None:
+        """The inverted index of documents; None if the segment has no words."""
+        if self.postings is None:
+            return None
+        numbers = DocumentNumbers(self._documents_2N)
+        if len(numbers) == self.rows:
+            return DocumentWords(numbers, self.postings)
+        return DocumentWords(
+            numbers, self._document_postings or of_documents(self.postings, numbers.of_rows_N)
+        )
 
     def settings_for(self, target_recall: float) -> SearchSettings | None:
         """Return the cheapest measured settings that meet a target recall.
@@ -629,6 +654,7 @@ class Segment:
             ValuePostings.of_column(pa.chunked_array([[""]])).find_texts([""])
         if self.postings is not None:
             score_rows(self.postings, {"word": 1.0, "word~2": 1.0}, 1.0)
+            word_index.warm_up()
         if self.sparse is not None:
             score_sparse(self.sparse, self.rows, np.zeros(0, np.uint32), np.zeros(0, np.float32))
 

@@ -18,7 +18,8 @@ from scannery.indexer.errors import FormatError
 from scannery.indexer.hashes import sorted_hashes
 from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
-from scannery.indexer.lexical.bm25 import WORD_COLUMNS, write_postings
+from scannery.indexer.lexical.bm25 import WORD_COLUMNS, write_document_postings, write_postings
+from scannery.indexer.lexical.word_index import DocumentNumbers
 from scannery.indexer.manifest import FORMAT_VERSION
 from scannery.indexer.planning.leaves import Leaves, measure_leaves
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
@@ -40,6 +41,7 @@ __all__ = [
     "ATTRIBUTES",
     "COLUMNS",
     "DOCUMENTS",
+    "DOCUMENT_WORDS",
     "HASHES",
     "INFO",
     "LEAVES",
@@ -59,6 +61,7 @@ HASHES = "id_hashes.npy"
 DOCUMENTS = "document_hashes.npy"
 INFO = "segment.json"
 WORDS = "words"
+DOCUMENT_WORDS = "document_words"
 SPARSE = "sparse"
 LEAVES = "leaves"
 TIES = "ties"
@@ -114,7 +117,12 @@ def unpack(path: Path, folder: Path, key: str) -> None:
     write_records(table.drop_columns(native), folder / COLUMNS)
     np.save(folder / HASHES, sorted_hashes(table.column("id")))
     if not table.column("id").equals(table.column("document_id")):
-        np.save(folder / DOCUMENTS, sorted_hashes(table.column("document_id")))
+        documents_2N = sorted_hashes(table.column("document_id"))
+        np.save(folder / DOCUMENTS, documents_2N)
+        if info.get("lexical"):
+            (folder / DOCUMENT_WORDS).mkdir()
+            numbers_N = DocumentNumbers(documents_2N).of_rows_N
+            write_document_postings(folder / WORDS, numbers_N, folder / DOCUMENT_WORDS)
     about = {
         "distance": info["distance"],
         "leaves": info["scann"]["config"]["leaves"] if info["scann"] else 0,

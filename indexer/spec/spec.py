@@ -250,10 +250,20 @@ class LexicalSpec(SpecModel):
     list: these words, frequent ones first; `false`: compounds are not split. Default: `true` for `language: german`.
     Updates keep the words of the index, unless the spec has `false` or a list."""
 
+    scope: Literal["passage", "document"] | None = None
+    """Words that a passage is scored by: `passage`, its own; `document`, also those of its whole document, half and
+    half. Default: an index keeps its scope; a new one gets `document` with `source.chunk` or `source.document_id`. A
+    build changes it without analysing a text again."""
+
     @property
     def compound_parts(self) -> tuple[str, ...]:
         """The words that compounds are split into, in lines; empty until they are learned."""
         return tuple(self.compounds) if isinstance(self.compounds, list) else ()
+
+    @property
+    def counts_documents(self) -> bool:
+        """Whether rows are also scored by the words of their documents; without a scope they are not."""
+        return self.scope == "document"
 
     @property
     def version(self) -> int:
@@ -263,7 +273,7 @@ class LexicalSpec(SpecModel):
     @property
     def rules(self) -> dict[str, Any]:
         """Everything that affects the terms of a text, as JSON-ready values."""
-        rules = {**self.model_dump(exclude={"compounds"}), "analyser": self.version}
+        rules = {**self.model_dump(exclude={"compounds", "scope"}), "analyser": self.version}
         if parts := " ".join(self.compound_parts):
             # Rules are stored with every batch of updates, so the words are not part of them.
             rules["compounds"] = hashlib.sha256(parts.encode()).hexdigest()
@@ -472,8 +482,9 @@ class IndexSpec(SpecModel):
         if value is None or value == LexicalSpec():
             return value is not None
         fields: dict[str, Any] = handler(value)
-        if value.compounds is None:  # a key that earlier releases refuse
-            fields.pop("compounds", None)
+        for name in ("compounds", "scope"):  # keys that earlier releases refuse
+            if getattr(value, name) == LexicalSpec.model_fields[name].default:
+                fields.pop(name, None)
         return fields
 
     @model_validator(mode="after")

@@ -84,13 +84,17 @@ def given_vectors(spec: IndexSpec, name: str) -> VectorsInfo:
 def with_analyser(spec: IndexSpec, parent: IndexSpec | None) -> IndexSpec:
     """Return the spec with the analyser of the index before, where it leaves that open; a new index gets the newest.
 
-    The words that compounds are split into are kept likewise, unless the spec has a list of its own or `false`.
+    The words that compounds are split into are kept likewise, unless the spec has a list of its own or `false`, and so
+    is the scope: a new index whose documents may have several rows counts their words.
     """
     if spec.lexical is None:
         return spec
     old, update = None if parent is None else parent.lexical, dict[str, Any]()
     if spec.lexical.analyser is None:
         update["analyser"] = old.analyser if old else ANALYSER_VERSION
+    if spec.lexical.scope is None:
+        has_passages = spec.source.chunk is not None or spec.source.document_id is not None
+        update["scope"] = old.scope if old else ("document" if has_passages else None)
     if old and keeps_compounds(spec.lexical, old):
         update["compounds"] = old.compounds
     return spec.model_copy(update={"lexical": spec.lexical.model_copy(update=update)})

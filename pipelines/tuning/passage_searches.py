@@ -11,15 +11,15 @@ Shapes: Q questions, D dimensions, H rows of a ranking, M rows found in a segmen
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scannery.indexer.lexical.analyser import Analyser
-from scannery.indexer.lexical.bm25 import K1, B, corpus_statistics, score_rows
+from scannery.indexer.lexical.bm25 import K1, B
 from scannery.indexer.lexical.expansion import QueryText, WeightedTerms, weighted_terms
 from scannery.indexer.manifest import FusionScales
 from scannery.indexer.reader import OpenIndex
@@ -236,7 +236,10 @@ class _Searcher:
             equal_keys = self._near(passage_D, least, [dense, lexical])
         if self._by_words is not None and words is not None:
             highest = max(words.highest_score, _TINY)
-            first, second = (self._by_words.score(words, text) / highest for text in each.question.rests)
+            elsewhere = self._by_words.elsewhere(each)
+            first, second = (
+                self._by_words.score(words, text, elsewhere) / highest for text in each.question.rests
+            )
             shares = (first, second, second)
         sentence, half, paraphrase = map(PassageScores, dense_scores, shares)
         return QuestionSearch(dense, lexical, (sentence, half), paraphrase, equal_keys)
@@ -308,28 +311,51 @@ class _WordSearch:
     def __init__(self, index: OpenIndex) -> None:
         spec = index.spec.lexical
         assert spec is not None
-        self._index, self._analyser = index, Analyser(spec)
-        self._postings = [segment.postings for segment in index.segments if segment.postings is not None]
+        assert index.words is not None
+        self._index, self._words, self._analyser = index, index.words, Analyser(spec)
+        self._counts_documents = spec.counts_documents
 
     def words(self, text: str) -> WeightedTerms:
         """Return what a text is searched by."""
-        corpus = partial(corpus_statistics, self._postings, alive=self._index.alive)
-        [words] = weighted_terms([[QueryText(text, 1.0)]], self._analyser, corpus)
+        [words] = weighted_terms([[QueryText(text, 1.0)]], self._analyser, self._words.statistics)
         return words
 
     def search(self, words: WeightedTerms) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Return per segment its number, the rows with any of the words, and their scores."""
+        scores = self._words.search(words)
         masks = [None if alive is None else alive.mask_N for alive in self._index.alive]
-        return [
-            (number, *score_rows(postings, words.weights, words.average_length, mask))
-            for number, (postings, mask) in enumerate(zip(self._postings, masks, strict=True))
-        ]
+        return [(number, *scores.matching(number, mask)) for number, mask in enumerate(masks)]
 
-    def score(self, words: WeightedTerms, text: str) -> float:
-        """Return the score that a row with this text would have."""
+    def elsewhere(self, about: Question) -> tuple[Counter[str], int]:
+        """Return the counts and the length of the words of a passage's document that count for it and are not in it."""
+        counts, length = Counter[str](), 0
+        if not self._counts_documents:
+            return counts, length
+        [document] = self._index.segments[about.segment].take([about.row], ["document_id"])[0].to_pylist()
+        for number, (segment, alive) in enumerate(zip(self._index.segments, self._index.alive, strict=True)):
+            rows_R = segment.rows_of_document(document)
+            live_R = np.ones(len(rows_R), bool) if alive is None else alive.mask_N[rows_R]
+            is_other_R = (rows_R != about.row) | (number != about.segment)
+            for text in segment.searched_texts(rows_R[live_R & is_other_R]):
+                passage_counts, passage_length = self._analyser.counts(text)
+                counts.update(passage_counts)
+                length += passage_length
+        return counts, length
+
+    def score(self, words: WeightedTerms, text: str, elsewhere: tuple[Counter[str], int]) -> float:
+        """Return the score that a row with this text would have; `elsewhere` as the method returns it."""
         counts, length = self._analyser.counts(text)
-        norm = K1 * (1 - B + B * length / words.average_length)
-        return sum(weight * counts[term] / (counts[term] + norm) for term, weight in words.weights.items())
+        score = _bm25(words, counts, length / words.average_length)
+        if not self._counts_documents:
+            return score
+        whole = _bm25(words, counts + elsewhere[0], (length + elsewhere[1]) / words.average_document_length)
+        return (score + whole) / 2
+
+
+def _bm25(words: WeightedTerms, counts: Counter[str], length: float) -> float:
+    """Return the score of a text with these counts; `length`: its words, as a multiple of the mean."""
+    norm = K1 * (1 - B + B * length)
+    return sum(weight * counts[term] / (counts[term] + norm) for term, weight in words.weights.items())
 
 
 def fused(

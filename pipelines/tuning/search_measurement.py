@@ -123,9 +123,12 @@ def _still_holds(previous: FusionWeight | Relevance | None, manifest: Manifest) 
 
 
 def _identity(manifest: Manifest) -> tuple[str | None, dict[str, Any]]:
-    """Return what a measurement depends on besides the rows: the encoder's digest and the rules of the analyser."""
+    """Return what a measurement depends on besides the rows: the encoder's digest, and how words are analysed."""
     lexical = manifest.spec.lexical
-    return (manifest.encoder or {}).get("digest"), lexical.rules if lexical else {}
+    rules = lexical.rules if lexical else {}
+    if lexical and lexical.counts_documents:
+        rules["scope"] = lexical.scope
+    return (manifest.encoder or {}).get("digest"), rules
 
 
 def _measured(manifest: Manifest, store: Store, encoder: EncoderSource | None) -> _Measured | None:

@@ -19,15 +19,13 @@ from scannery.indexer import (
     CorpusStatistics,
     LexicalSpec,
     Manifest,
-    Postings,
     QueryText,
     SearchSpec,
     Segment,
     Synonyms,
     WeightedTerms,
+    WordIndex,
     analyser_of,
-    corpus_statistics,
-    score_rows,
     score_sparse,
     weighted_terms,
 )
@@ -44,11 +42,11 @@ __all__ = [
     "LexicalSearch",
     "Words",
     "check_sparse",
-    "postings_of",
     "query_words",
     "snapshot_corpus",
     "spec_of",
     "synonyms_of",
+    "word_index",
 ]
 
 
@@ -118,7 +116,7 @@ class LexicalSearch:
         self._snapshot = snapshot
         self._words = list(words)
         by_words = any(isinstance(each, WeightedTerms) for each in words)
-        self._postings = postings_of(snapshot, mode) if by_words else []
+        self._index = word_index(snapshot, mode) if by_words else None
         check_not_cold(snapshot.manifest.index, snapshot.segments, mode)  # which lack sparse vectors, too
 
     def of(self, query: int) -> Words:
@@ -139,10 +137,9 @@ class LexicalSearch:
             return self._best_sparse(words, allowed, limit)
         if not words.weights:
             return EMPTY
-        parts = [
-            (number, *score_rows(self._postings[number], words.weights, words.average_length, mask))
-            for number, mask in allowed
-        ]
+        assert self._index is not None
+        scores = self._index.search(words)
+        parts = [(number, *scores.matching(number, mask)) for number, mask in allowed]
         return best(parts, limit, self._snapshot.segments)
 
     def best_score(self, query: int) -> float:
@@ -196,18 +193,18 @@ def check_not_cold(index: str, segments: Sequence[Segment], mode: str) -> None:
         )
 
 
-def postings_of(snapshot: Snapshot, mode: str) -> list[Postings]:
-    """Return the postings of each segment; LexicalUnavailableError if there are none."""
+def word_index(snapshot: Snapshot, mode: str) -> WordIndex:
+    """Return the words of an index; LexicalUnavailableError if it has none."""
     spec_of(snapshot.manifest, mode)
     check_not_cold(snapshot.manifest.index, snapshot.segments, mode)
-    postings = [segment.postings for segment in snapshot.segments if segment.postings is not None]
-    if len(postings) < len(snapshot.segments):
+    words = snapshot.index.words
+    if words is None:
         raise LexicalUnavailableError(
             f"mode: index {snapshot.manifest.index!r} was built before words were kept, and has none for {mode} "
             "search; build it again",
             field="mode",
         )
-    return postings
+    return words
 
 
 def snapshot_corpus(
@@ -221,7 +218,7 @@ def snapshot_corpus(
 
     """
     deadline.check()
-    return corpus_statistics(postings_of(snapshot, mode), terms, snapshot.alive)
+    return word_index(snapshot, mode).statistics(terms)
 
 
 def synonyms_of(search: SearchSpec, analyser: Analyser) -> Synonyms | None:

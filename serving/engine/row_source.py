@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow.compute as pc
 
-from scannery.indexer import CorpusStatistics, Segment, corpus_statistics
+from scannery.indexer import CorpusStatistics, Segment
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import Words
@@ -131,10 +131,8 @@ class LocalRows(RowSource):
 
     def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
         """As `RowSource.corpus`."""
-        postings = [segment.postings for segment in self.segments if segment.postings is not None]
-        if not postings or len(postings) < len(self.segments):
-            return None
-        return corpus_statistics(postings, terms, self._snapshot.alive)
+        words = self._snapshot.index.words
+        return words.statistics(terms) if words is not None and self.segments else None
 
     def _parts(self, ranking: Ranking) -> Iterator[tuple[Segment, list[int], np.ndarray]]:
         """Yield each segment with the positions of its hits in the ranking, and their rows."""

@@ -37,7 +37,7 @@ SPEC = parse_spec(
         "source": {"id": "id", "vector": "vector", "text": "text"},
         "vectors": "optional",
         "shards": SHARDS,
-        "lexical": True,
+        "lexical": {"scope": "document"},
         "named_vectors": {"topic": {"distance": "dot", "dimensions": 8}},
         "attributes": {
             "show": "string",
@@ -63,6 +63,7 @@ def make_store(folder: Path) -> Path:
     columns = library_columns(ROWS, seed=3)
     del columns["place"]
     chosen = random.Random(4)
+    columns["document_id"] = [f"t{row // 3}" for row in range(ROWS)]
     columns["text"] = [" ".join(chosen.choices(WORDS, k=chosen.randrange(1, 12))) for _ in range(ROWS)]
     vectors = {
         "": [None if row % 10 == 3 else VECTORS_ND[row] for row in range(ROWS)],

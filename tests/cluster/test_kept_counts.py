@@ -15,11 +15,16 @@ AT = At(index="notes", index_id="a", version=3, sequence=9)
 def test_what_is_known_of_a_state_is_found() -> None:
     kept = KeptCounts()
     assert kept.find(AT, ["bee"]) is None
-    kept.keep(AT, CorpusCounts(10, 70, {"bee": 4, "wasp": 0}))
-    kept.keep(AT, CorpusCounts(10, 70, {"ant": 2}))
+    kept.keep(AT, CorpusCounts(10, 70, {"bee": 4, "wasp": 0}, 3))
+    kept.keep(AT, CorpusCounts(10, 70, {"ant": 2}, 3))
     found = kept.find(AT, ["ant", "bee", "fly", "wasp"])
     assert found is not None
-    assert (found.documents, found.length, found.frequencies) == (10, 70, {"ant": 2, "bee": 4, "wasp": 0})
+    assert (found.rows, found.documents, found.length, found.frequencies) == (
+        10,
+        3,
+        70,
+        {"ant": 2, "bee": 4, "wasp": 0},
+    )
 
 
 @pytest.mark.parametrize("change", [{"index": "n"}, {"index_id": "b"}, {"version": 4}, {"sequence": 8}])

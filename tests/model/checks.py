@@ -185,7 +185,7 @@ class Checker:
                 if name
                 else rows
             )
-            known = self._oracles[key] = rows, Oracle(own, self._distance(name))
+            known = self._oracles[key] = rows, Oracle(own, self._distance(name), self.shape.whole_documents)
         return known[1]
 
     def _distance(self, name: str) -> str:

@@ -130,6 +130,8 @@ class Oracle:
 
     rows: Mapping[str, Row]
     distance: str
+    whole_documents: bool = False
+    """Whether rows are also scored by the words of their documents."""
 
     def __post_init__(self) -> None:
         self.ids = sorted(name for name, row in self.rows.items() if row.vector is not None)
@@ -140,6 +142,9 @@ class Oracle:
         self.frequencies: Counter[str] = Counter()
         for row in self.has_words:
             self.frequencies.update(row.words.keys())
+        self.documents: dict[str, Counter[str]] = {}
+        for row in self.has_words:
+            self.documents.setdefault(row.document_id, Counter()).update(row.words)
 
     def dense(self, query: Sequence[float]) -> Ranked:
         """Return all rows by vector."""
@@ -161,16 +166,26 @@ class Oracle:
         """Return the rows that have any of the words, by BM25."""
         if not self.has_words:
             return []
-        average = self.words / len(self.has_words)
-        scores: dict[str, float] = {}
+        scores = self._by_words(text, {row.id: row.words for row in self.has_words})
+        if self.whole_documents:
+            of_documents = self._by_words(text, self.documents)
+            scores = {
+                name: (score + of_documents[self.rows[name].document_id]) / 2
+                for name, score in scores.items()
+            }
+        return self._ordered({name: float(np.float32(score)) for name, score in scores.items()})
+
+    def _by_words(self, text: str, bags: Mapping[str, Counter[str]]) -> dict[str, float]:
+        """Return the scores of the texts that have any of the words, by their counts."""
+        average, scores = self.words / len(bags), dict[str, float]()
         for word, count in Counter(text.split()).items():
             frequency = self.frequencies[word]
             idf = math.log(1 + (len(self.has_words) - frequency + 0.5) / (frequency + 0.5))
-            for row in self.has_words:
-                if found := row.words[word]:
-                    norm = K1 * (1 - B + B * row.length / average)
-                    scores[row.id] = scores.get(row.id, 0.0) + count * idf * found / (found + norm)
-        return self._ordered({name: float(np.float32(score)) for name, score in scores.items()})
+            for name, bag in bags.items():
+                if found := bag[word]:
+                    norm = K1 * (1 - B + B * bag.total() / average)
+                    scores[name] = scores.get(name, 0.0) + count * idf * found / (found + norm)
+        return scores
 
     def sparse(self, weights: Mapping[int, float]) -> Ranked:
         """Return the rows that share a dimension, by inner product."""

@@ -59,6 +59,8 @@ class Shape(NamedTuple):
     """Filters by beginnings of strings, elements of lists, and places."""
     named: bool = False
     """Named vectors."""
+    whole_documents: bool = False
+    """Scores by the words of whole documents."""
 
 
 PLAIN = Shape()
@@ -81,6 +83,7 @@ def make_spec(
     dynamic: bool = False,
     vectorless: bool = False,
     named: bool = False,
+    whole_documents: bool = False,
     **others: Any,
 ) -> IndexSpec:
     """Return the spec of the index; nothing is sealed or merged unless an operation does it, or `live` says so.
@@ -102,7 +105,7 @@ def make_spec(
             },
             "distance": distance,
             "shards": shards,
-            "lexical": {"language": "none"},
+            "lexical": {"language": "none", "scope": "document" if whole_documents else "passage"},
             "attributes": ATTRIBUTES,
             "scann": {"exact_below_rows": 1000, "leaves": 8} if scann else {},
             "live": live or {"seal_rows": 100_000, "seal_age_s": 1e6, "merge_segments": 3},

@@ -58,6 +58,7 @@ def config_of(seed: int) -> dict[str, Any]:
         "vectorless": rng.random() < 0.3,
         "operators": True,
         "named": rng.random() < NAMED_SHARE,
+        "whole_documents": rng.random() < 0.4,
     }
 
 

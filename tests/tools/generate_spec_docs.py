@@ -89,6 +89,7 @@ EXAMPLES: dict[str, Any] = {
     "lexical.stop_words": ["the", "of"],
     "lexical.analyser": 4,
     "lexical.compounds": True,
+    "lexical.scope": "document",
     "scann.exact_below_rows": 50000,
     "scann.leaves": 1000,
     "scann.training_rows": 200000,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -291,7 +291,10 @@ def _leaf_words(words: Words) -> pb.LeafWords:
     if not words.weights:
         return pb.LeafWords()
     return pb.LeafWords(
-        terms=words.weights.keys(), weights=words.weights.values(), average_length=words.average_length
+        terms=words.weights.keys(),
+        weights=words.weights.values(),
+        average_length=words.average_length,
+        average_document_length=words.average_document_length,
     )
 
 
@@ -308,8 +311,8 @@ class KeptCounts:
     """Counts over all groups of leaves, by state. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._states: OrderedDict[_Key, tuple[int, int, dict[str, int]]] = OrderedDict()
-        """Rows with words, number of words, and frequencies; the state that was asked for last is last."""
+        self._states: OrderedDict[_Key, tuple[CorpusCounts, dict[str, int]]] = OrderedDict()
+        """The counts without frequencies, and these; the state that was asked for last is last."""
         self._lock = threading.Lock()
 
     def find(self, at: At, terms: Iterable[str]) -> CorpusCounts | None:
@@ -319,9 +322,8 @@ class KeptCounts:
             if state is None:
                 return None
             self._states.move_to_end(_key(at))
-            documents, length, frequencies = state
-            counts = {term: frequencies[term] for term in terms if term in frequencies}
-            return CorpusCounts(documents, length, counts)
+            counts, cached = state
+            return replace(counts, frequencies={term: cached[term] for term in terms if term in cached})
 
     def keep(self, at: At, counts: CorpusCounts) -> None:
         """Keep the counts of a state; the state that was not asked for the longest time is dropped."""
@@ -329,11 +331,11 @@ class KeptCounts:
         if len(new) > MANY_TERMS:
             new = {term: count for term, count in new.items() if count}
         with self._lock:
-            *_, frequencies = self._states.setdefault(_key(at), (counts.documents, counts.length, {}))
-            if len(frequencies) + len(new) > MAX_TERMS:
-                frequencies.clear()
+            _, cached = self._states.setdefault(_key(at), (replace(counts, frequencies={}), {}))
+            if len(cached) + len(new) > MAX_TERMS:
+                cached.clear()
             if len(new) <= MAX_TERMS:
-                frequencies.update(new)
+                cached.update(new)
             while len(self._states) > MAX_STATES:
                 self._states.popitem(last=False)
 

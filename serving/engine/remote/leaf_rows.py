@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, count
 
 import numpy as np
@@ -281,28 +282,27 @@ class LeafRows(RowSource):
             counts = self._read_counts(distinct, counts)
         # In the order of the question.
         frequencies = {term: counts.frequencies[term] for term in distinct}
-        return CorpusStatistics.of(CorpusCounts(counts.documents, counts.length, frequencies))
+        return CorpusStatistics.of(replace(counts, frequencies=frequencies))
 
     def _read_counts(self, terms: Sequence[str], kept: CorpusCounts | None) -> CorpusCounts:
         """Return the counts of some terms, of which some may be known, and keep them."""
         frequencies = {} if kept is None else dict(kept.frequencies)
         new = [term for term in terms if term not in frequencies]
-        size = (0, 0)
+        counts = CorpusCounts(0, 0, {})  # each part says the size of the whole corpus
         for start in range(0, max(len(new), 1), MAX_LEAF_IDS):
             counts = self._counts(new[start : start + MAX_LEAF_IDS])
-            # Each part says the size of the whole corpus.
-            size = counts.documents, counts.length
             frequencies |= counts.frequencies
             if not self.reader.allow_partial:
                 self._kept.keep(self.reader.at, counts)
-        return CorpusCounts(*size, frequencies)
+        return replace(counts, frequencies=frequencies)
 
     def _counts(self, terms: Sequence[str]) -> CorpusCounts:
         """Return the sums of all groups for some terms."""
         request = pb.LeafStatisticsRequest(at=self.reader.at, terms=terms)
         total = CorpusCounts(0, 0, dict.fromkeys(terms, 0))
         for each in self.reader.all(LEAF_STATISTICS, request, pb.LeafStatistics).values():
-            total += CorpusCounts(each.rows, each.length, dict(zip(terms, each.frequencies, strict=True)))
+            frequencies = dict(zip(terms, each.frequencies, strict=True))
+            total += CorpusCounts(each.rows, each.length, frequencies, each.documents)
         return total
 
     def _read_named(self, prepared: PreparedSearch, batch: QueryBatch) -> None:

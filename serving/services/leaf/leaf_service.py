@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from google.protobuf.message import Message
 
-from scannery.indexer import CorpusCounts, ShardGroup, corpus_counts
+from scannery.indexer import ShardGroup
 from scannery.live.leaf_index import LeafIndex
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
@@ -26,7 +26,7 @@ from scannery.serving.contract import (
     LEAF_STATISTICS,
     LEAF_STATUS,
 )
-from scannery.serving.engine.lexical import postings_of
+from scannery.serving.engine.lexical import word_index
 from scannery.serving.engine.value_counts import encoded
 from scannery.serving.request.filter import parse_filter
 from scannery.serving.services.counting import count_rows, count_values
@@ -98,12 +98,12 @@ class LeafService(MethodRegistry):
             raise InvalidRequestError.at(
                 "terms", f"must have at most {limits.MAX_LEAF_TERMS} items, got {len(request.terms)}"
             )
-        postings = postings_of(snapshot, "lexical")
-        counts: CorpusCounts = corpus_counts(postings, request.terms, snapshot.alive)
+        counts = word_index(snapshot, "lexical").counts(request.terms)
         return pb.LeafStatistics(
-            rows=counts.documents,
+            rows=counts.rows,
             length=counts.length,
             frequencies=[counts.frequencies[term] for term in request.terms],
+            documents=counts.documents,
         )
 
     def fetch(self, request: pb.LeafFetchRequest, deadline: Deadline) -> pb.LeafFetchResponse:

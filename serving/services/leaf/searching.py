@@ -26,7 +26,7 @@ from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hybrid import keys_in, keys_of, places_of
-from scannery.serving.engine.lexical import Words, check_sparse, postings_of
+from scannery.serving.engine.lexical import Words, check_sparse, word_index
 from scannery.serving.engine.query_vectors import NOT_ASKED, AskedVectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking
@@ -173,7 +173,7 @@ def _words(
     if any(isinstance(each, WithSparse) for each in words):
         check_sparse(snapshot.manifest)
     if not all(isinstance(each, WithSparse) for each in words):
-        postings_of(snapshot, options.mode)
+        word_index(snapshot, options.mode)
     return words
 
 
@@ -192,7 +192,13 @@ def _of_query(message: pb.LeafWords, path: str) -> Words:
         raise InvalidRequestError.at(
             f"{path}.average_length", f"must be above 0, got {message.average_length:g}"
         )
-    return WeightedTerms(weights, message.average_length)
+    if not (np.isfinite(message.average_document_length) and message.average_document_length >= 0):
+        raise InvalidRequestError.at(
+            f"{path}.average_document_length", f"must be at least 0, got {message.average_document_length:g}"
+        )
+    return WeightedTerms(
+        weights, message.average_length, average_document_length=message.average_document_length
+    )
 
 
 def _check_items(path: str, count: int, expected: int, *, what: str = "items") -> None:

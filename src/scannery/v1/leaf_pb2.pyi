@@ -257,8 +257,11 @@ class LeafWords(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     AVERAGE_LENGTH_FIELD_NUMBER: _builtins.int
     SPARSE_VECTOR_FIELD_NUMBER: _builtins.int
+    AVERAGE_DOCUMENT_LENGTH_FIELD_NUMBER: _builtins.int
     average_length: _builtins.float
     """Mean number of words of a datapoint, over all groups."""
+    average_document_length: _builtins.float
+    """Mean number of words of a document, over all groups; 0: datapoints are scored by their own words alone."""
     @_builtins.property
     def terms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """In the order in which the scores are added up; patterns as `ExpandedWord.pattern` has are scored as one term."""
@@ -278,10 +281,11 @@ class LeafWords(_message.Message):
         weights: _abc.Iterable[_builtins.float] | None = ...,
         average_length: _builtins.float = ...,
         sparse_vector: _types_pb2.SparseVector | None = ...,
+        average_document_length: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sparse_vector", b"sparse_vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_length", b"average_length", "sparse_vector", b"sparse_vector", "terms", b"terms", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_document_length", b"average_document_length", "average_length", b"average_length", "sparse_vector", b"sparse_vector", "terms", b"terms", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -456,10 +460,13 @@ class LeafStatistics(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     FREQUENCIES_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Datapoints that have words."""
     length: _builtins.int
     """Number of words in all of them."""
+    documents: _builtins.int
+    """Documents that have words; 0: datapoints are scored by their own words alone."""
     @_builtins.property
     def frequencies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Datapoints that have each term."""
@@ -470,10 +477,11 @@ class LeafStatistics(_message.Message):
         rows: _builtins.int = ...,
         length: _builtins.int = ...,
         frequencies: _abc.Iterable[_builtins.int] | None = ...,
+        documents: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frequencies", b"frequencies", "length", b"length", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "frequencies", b"frequencies", "length", b"length", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -105,4 +105,4 @@ def test_additional_terms_make_a_row_no_longer() -> None:
     spec = LexicalSpec(language="none", analyser=4, stop_words=["c"])
     postings = Postings(invert(pa.table(term_columns(table, spec))))
     assert postings.lengths_N.tolist() == [2, 3, 1, 0, 1]
-    assert (postings.documents, postings.total_length) == (4, 7)
+    assert (postings.rows_with_words, postings.total_length) == (4, 7)

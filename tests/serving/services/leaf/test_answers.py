@@ -41,7 +41,7 @@ def test_statistics_are_those_of_the_whole_index(cluster: Cluster) -> None:
     [first, *_] = cluster.ask("GetStatistics", pb.LeafStatisticsRequest(at=cluster.at, terms=terms))
     assert len(first.frequencies) == 5
     assert first.frequencies[0] == first.frequencies[3] > 0
-    assert cluster.statistics([]).documents == ROWS - ROWS // 9
+    assert cluster.statistics([]).rows == ROWS - ROWS // 9
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -177,6 +177,6 @@ def test_more_groups_than_shards(notes: Store) -> None:
         for number, expected in enumerate(whole(cluster, queries, asked).best(np.arange(3), 20)):
             same(root.fused(number, 200), expected)
         assert not root.answers[-1].results[0].ids
-        assert cluster.statistics(WORDS[:2]).documents == ROWS - ROWS // 9
+        assert cluster.statistics(WORDS[:2]).rows == ROWS - ROWS // 9
         counts = cluster.ask("Count", pb.LeafCountRequest(at=cluster.at, attribute="topic"))
         assert merged([decoded(each) for each in counts]).rows == ROWS - ROWS // 9

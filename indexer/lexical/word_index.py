@@ -1,0 +1,274 @@
+"""The words of an open index: statistics of all its live rows, and the scores of rows by the words of a query.
+
+A row is scored by its own words with BM25 (bm25.py). With `lexical.scope: document` its score is the mean of that and
+of the score of its document, which has the words of all its live rows: a passage is found by words that stand elsewhere
+in its document, and the passage with most of the words is the first of these. Both have the weights of terms over rows;
+the length of a document is compared with the mean length of documents.
+
+The mean finds more than either: docs/benchmarks/lexical.md. Scores of passages and of documents were combined so by
+Callan, "Passage-level evidence in document retrieval" (SIGIR 1994).
+
+Shapes: N rows of a segment, L documents of a segment, U documents of the index, M rows that match, R rows by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer.hashes import in_order
+from scannery.indexer.lexical.bm25 import (
+    K1,
+    WORD_COLUMNS,
+    B,
+    CorpusCounts,
+    CorpusStatistics,
+    MatchingTerms,
+    Postings,
+    corpus_counts,
+    invert,
+    joined_postings,
+    matching_scores,
+    matching_terms,
+    of_documents,
+)
+from scannery.indexer.lexical.expansion import WeightedTerms
+from scannery.indexer.planning.allowed_rows import AllowedRows
+
+__all__ = ["DocumentNumbers", "DocumentWords", "SegmentWords", "WordIndex", "WordScores", "warm_up"]
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class DocumentNumbers:
+    """The documents of the rows of a segment, numbered by their first rows. Ids are compared by 64-bit hashes."""
+
+    def __init__(self, hashes_2N: np.ndarray) -> None:
+        """Number the documents.
+
+        Args:
+            hashes_2N: of the document ids, as `sorted_hashes` returns them.
+
+        """
+        hashes_N, rows_N = hashes_2N[0], hashes_2N[1].astype(np.int64)
+        is_first_N = np.ones(len(hashes_N), bool)
+        is_first_N[1:] = hashes_N[1:] != hashes_N[:-1]
+        self._hashes_L = hashes_N[is_first_N]
+        first_rows_L = rows_N[is_first_N]  # of equal hashes, the rows ascend
+        self._numbers_L = np.empty(len(first_rows_L), np.int32)
+        self._numbers_L[np.argsort(first_rows_L)] = np.arange(len(first_rows_L), dtype=np.int32)
+        self.of_rows_N = np.empty(len(hashes_N), np.int32)
+        """The document of each row, int32, read-only."""
+        self.of_rows_N[rows_N] = self._numbers_L[np.cumsum(is_first_N) - 1]
+        self.of_rows_N.setflags(write=False)
+        self._shared: WeakKeyDictionary[DocumentNumbers, tuple[np.ndarray, np.ndarray]] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._hashes_L)
+
+    def shared_with(self, second: DocumentNumbers) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of the documents that a second segment has, too, int32, and their numbers there."""
+        if len(self) > len(second):
+            return second.shared_with(self)[::-1]
+        if second not in self._shared:
+            places_L = np.minimum(np.searchsorted(second._hashes_L, self._hashes_L), max(len(second) - 1, 0))
+            is_shared_L = second._hashes_L[places_L] == self._hashes_L
+            self._shared[second] = self._numbers_L[is_shared_L], second._numbers_L[places_L[is_shared_L]]
+        return self._shared[second]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DocumentWords:
+    """The documents of a segment, and their words."""
+
+    numbers: DocumentNumbers
+    postings: Postings
+    """The inverted index of the documents, with the words of all their rows, deleted ones included."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentWords:
+    """The words of a segment of an index."""
+
+    postings: Postings
+    documents: DocumentWords | None
+    """None: rows are scored by their own words alone."""
+    alive: AllowedRows | None
+    """Rows that are not deleted; None: all."""
+    shard: int | None
+    """Shard of the segment, whose documents no other shard has; None: the segment is in memory, with rows of all."""
+
+
+class _Part:
+    """A segment with its documents among those of the index."""
+
+    def __init__(self, segment: SegmentWords, documents: DocumentWords) -> None:
+        self.rows, self.documents = segment.postings, documents.postings
+        self.shard, self.local = segment.shard, documents.numbers
+        self.numbers_L = np.empty(len(documents.numbers), np.int32)
+        """Number of each document in the index, int32."""
+        self.deleted = _NO_ROWS if segment.alive is None else np.flatnonzero(~segment.alive.mask_N)
+        """Numbers of the deleted rows, int64, ascending."""
+
+    def may_share_documents(self, second: _Part) -> bool:
+        """Return whether a second segment may have rows of the same documents."""
+        return self.shard is None or second.shard is None or self.shard == second.shard
+
+    def lengths(self) -> np.ndarray:
+        """Return the number of words in the live rows of each document, int64 (L,)."""
+        weights = self.rows.lengths_N[self.deleted]
+        deleted_L = np.bincount(self.local.of_rows_N[self.deleted], weights, len(self.local))
+        lengths_L: np.ndarray = self.documents.lengths_N - deleted_L.astype(np.int64)
+        return lengths_L
+
+
+class _Documents:
+    """The documents of all segments of an index, numbered over these."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        total = 0
+        for number, part in enumerate(parts):
+            part.numbers_L[:] = np.arange(total, total + len(part.local))
+            for earlier in filter(part.may_share_documents, parts[:number]):
+                here, there = part.local.shared_with(earlier.local)
+                part.numbers_L[here] = earlier.numbers_L[there]
+            total += len(part.local)
+        self._parts, self._lengths_U = parts, np.zeros(total, np.int64)
+        for part in parts:
+            self._lengths_U[part.numbers_L] += part.lengths()
+        self.with_words = int(np.count_nonzero(self._lengths_U))
+        """Number of documents that have words."""
+
+    def scores(self, terms: Sequence[MatchingTerms], words: WeightedTerms) -> np.ndarray:
+        """Return the BM25 score of each document, float64 (U,).
+
+        Args:
+            terms: of the query, in each segment.
+            words: of the query.
+
+        """
+        from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
+
+        counts_U, found_U = np.zeros(len(self._lengths_U), np.int32), np.empty(len(self._lengths_U), np.int32)
+        scores_U = np.zeros(len(self._lengths_U), np.float64)
+        base, slope = K1 * (1 - B), K1 * B / words.average_document_length
+        parts = [
+            (part, _lists(part.documents, each), _lists(part.rows, each) if len(part.deleted) else {})
+            for part, each in zip(self._parts, terms, strict=True)
+        ]
+        for position, weight in enumerate(words.weights.values()):
+            hits = 0
+            for part, lists, _ in parts:
+                if position in lists:
+                    hits = fused.add_document_counts(
+                        *lists[position], part.numbers_L, counts_U, found_U, hits
+                    )
+            # After all were added: a document whose count is 0 again would be found twice.
+            for part, _, row_lists in parts:
+                if position in row_lists:
+                    fused.take_row_counts(
+                        *row_lists[position], part.deleted, part.local.of_rows_N, part.numbers_L, counts_U
+                    )
+            fused.add_document_scores(found_U, hits, self._lengths_U, weight, base, slope, counts_U, scores_U)
+        return scores_U
+
+    def mean_scores(
+        self, number: int, rows_M: np.ndarray, scores_N: np.ndarray, scores_U: np.ndarray
+    ) -> np.ndarray:
+        """Return the means of the scores of rows of a segment and of their documents, float32 (M,)."""
+        from scannery.indexer.kernels import fused
+
+        part, scores_M = self._parts[number], np.empty(len(rows_M), np.float32)
+        fused.mean_scores(rows_M, scores_N, part.local.of_rows_N, scores_U[part.numbers_L], scores_M)
+        return scores_M
+
+
+def _lists(postings: Postings, terms: MatchingTerms) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return the rows, or documents, of some terms and the counts in them, by the position of the term in the query."""
+    numbers_Q, starts_Q, rows_P, counts_P = joined_postings(postings, terms.numbers)
+    bounds = zip(starts_Q[numbers_Q].tolist(), starts_Q[numbers_Q + 1].tolist(), strict=True)
+    return {
+        position: (rows_P[start:end], counts_P[start:end])
+        for position, (start, end) in zip(terms.positions_Q.tolist(), bounds, strict=True)
+    }
+
+
+class WordIndex:
+    """The words of all segments of an open index. Safe to use from several threads."""
+
+    def __init__(self, segments: Sequence[SegmentWords]) -> None:
+        self._segments = segments
+
+    @cached_property
+    def _documents(self) -> _Documents | None:
+        parts = [_Part(each, each.documents) for each in self._segments if each.documents is not None]
+        return _Documents(parts) if parts else None
+
+    def counts(self, terms: Sequence[str]) -> CorpusCounts:
+        """Return what the statistics of all live rows for some terms are made of."""
+        postings = [segment.postings for segment in self._segments]
+        counts = corpus_counts(postings, terms, [segment.alive for segment in self._segments])
+        return counts if self._documents is None else replace(counts, documents=self._documents.with_words)
+
+    def statistics(self, terms: Sequence[str]) -> CorpusStatistics:
+        """Return the statistics of all live rows for some terms."""
+        return CorpusStatistics.of(self.counts(terms))
+
+    def search(self, words: WeightedTerms) -> WordScores:
+        """Return the scores of rows by the words of a query."""
+        terms = [matching_terms(segment.postings, words.weights) for segment in self._segments]
+        documents = self._documents if words.average_document_length else None
+        scores_U = None if documents is None else documents.scores(terms, words)
+        return WordScores(self._segments, terms, words.average_length, documents, scores_U)
+
+
+class WordScores:
+    """The scores of the rows of an index by the words of a query."""
+
+    def __init__(
+        self,
+        segments: Sequence[SegmentWords],
+        terms: Sequence[MatchingTerms],
+        average_length: float,
+        documents: _Documents | None,
+        scores_U: np.ndarray | None,
+    ) -> None:
+        self._segments, self._terms, self._average_length = segments, terms, average_length
+        self._documents, self._scores_U = documents, scores_U
+
+    def matching(self, number: int, allowed_N: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of a segment that have any of the words, and their scores.
+
+        Args:
+            number: of the segment.
+            allowed_N: rows to return, bool; None: all.
+
+        Returns:
+            rows_M int64, in no particular order, and scores_M float32, all above 0.
+
+        """
+        rows_M, scores_N = matching_scores(
+            self._segments[number].postings, self._terms[number], self._average_length
+        )
+        if allowed_N is not None:
+            rows_M = rows_M[allowed_N[rows_M]]
+        if self._documents is None or self._scores_U is None:
+            return rows_M, scores_N[rows_M].astype(np.float32)
+        return rows_M, self._documents.mean_scores(number, rows_M, scores_N, self._scores_U)
+
+
+@lru_cache(maxsize=1)
+def warm_up() -> None:
+    """Compile the kernels of documents, or load them from numba's cache, so that no query waits for it."""
+    postings = Postings(invert(pa.table([[["word"], ["word"]], [[1], [1]]], names=WORD_COLUMNS)))
+    numbers = DocumentNumbers(in_order(np.zeros(2, np.uint64)))
+    alive_N = np.array([True, False])
+    alive_N.setflags(write=False)
+    documents = DocumentWords(numbers, of_documents(postings, numbers.of_rows_N))
+    index = WordIndex([SegmentWords(postings, documents, AllowedRows(alive_N, None, 2), None)])
+    index.search(WeightedTerms({"word": 1.0}, 1.0, average_document_length=1.0)).matching(0, alive_N)

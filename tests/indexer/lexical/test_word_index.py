@@ -1,0 +1,96 @@
+"""Scores of rows by the words of their whole documents, against a few lines of Python that do the same slowly."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scannery.indexer import (
+    Analyser,
+    LexicalSpec,
+    OpenIndex,
+    QueryText,
+    SegmentCache,
+    Store,
+    open_index,
+    parse_spec,
+    weighted_terms,
+)
+from tests.data import clustered, datapoints, publish
+
+SPEC = {
+    "index": "words",
+    "source": {"vector": "v", "text": "text", "document_id": "doc"},
+    "lexical": {"scope": "document"},
+}
+WORDS = ["ant", "bee", "cat", "dog", "elk"]
+
+passages = st.tuples(st.sampled_from("ABCD"), st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join))
+
+
+def opened(folder: Path, corpus: list[tuple[str, str]], **options: Any) -> OpenIndex:
+    columns = {"document_id": [document for document, _ in corpus], "text": [text for _, text in corpus]}
+    store, spec = Store.open(folder / "store", create=True), parse_spec(SPEC)
+    publish(store, spec, datapoints(spec, clustered(len(corpus), 4), columns=columns), folder, **options)
+    return open_index(store, "words", cache=SegmentCache(folder / "cache"))
+
+
+def scores(index: OpenIndex, query: str) -> dict[str, float]:
+    assert index.words is not None
+    analyser = Analyser(LexicalSpec())
+    [words] = weighted_terms([[QueryText(query, 1.0)]], analyser, index.words.statistics)
+    found: dict[str, float] = {}
+    whole = index.words.search(words)
+    for number, (segment, alive) in enumerate(zip(index.segments, index.alive, strict=True)):
+        rows, values = whole.matching(number, None if alive is None else alive.mask_N)
+        found |= dict(zip(segment.ids_of(rows), values.tolist(), strict=True))
+    return found
+
+
+def right_scores(corpus: dict[str, tuple[str, str]], query: str) -> dict[str, float]:
+    """Return the score of each matching id; the corpus: document and text by id."""
+    bags = {name: Counter(text.split()) for name, (_, text) in corpus.items()}
+    documents: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, (document, _) in corpus.items():
+        documents[document].update(bags[name])
+    filled = [bag for bag in bags.values() if bag]
+    mean = sum(map(Counter.total, filled)) / len(filled) if filled else 1.0
+    whole = [bag for bag in documents.values() if bag]
+    document_mean = sum(map(Counter.total, whole)) / len(whole) if whole else 1.0
+
+    def bm25(bag: Counter[str], average: float) -> float:
+        norm = 1.2 * (1 - 0.75 + 0.75 * bag.total() / average)
+        score = 0.0
+        for term in query.split():
+            frequency = sum(term in other for other in filled)
+            idf = math.log(1 + (len(filled) - frequency + 0.5) / (frequency + 0.5))
+            score += idf * bag[term] / (bag[term] + norm)
+        return score
+
+    return {
+        name: (bm25(bag, mean) + bm25(documents[corpus[name][0]], document_mean)) / 2
+        for name, bag in bags.items()
+        if any(term in bag for term in query.split())
+    }
+
+
+@pytest.mark.system
+@settings(max_examples=20)
+@given(
+    corpus=st.lists(passages, min_size=1, max_size=20),
+    query=st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join),
+)
+def test_scores_are_those_of_the_oracle_for_any_number_of_shards(
+    tmp_path_factory: pytest.TempPathFactory, corpus: list[tuple[str, str]], query: str
+) -> None:
+    right = right_scores({f"d{number}": row for number, row in enumerate(corpus)}, query)
+    one = scores(opened(tmp_path_factory.mktemp("one"), corpus), query)
+    assert one == pytest.approx(right, rel=1e-6)
+    eight = scores(opened(tmp_path_factory.mktemp("eight"), corpus, shards=8), query)
+    assert eight == one  # to the last bit
