@@ -176,13 +176,17 @@ def _mean_scores(
     rows_M: np.ndarray,
     scores_N: np.ndarray,
     documents_N: np.ndarray,
-    scores_L: np.ndarray,
+    numbers_L: np.ndarray,
+    scores_U: np.ndarray,
     scores_M: np.ndarray,
 ) -> None:
-    """Write the means of the scores of rows and of their documents to `scores_M`."""
+    """Write the means of the scores of rows and of their documents to `scores_M`.
+
+    `numbers_L` has the number of each document of the segment in the index.
+    """
     for position in range(rows_M.shape[0]):
         row = rows_M[position]
-        scores_M[position] = (scores_N[row] + scores_L[documents_N[row]]) / 2
+        scores_M[position] = (scores_N[row] + scores_U[numbers_L[documents_N[row]]]) / 2
 
 
 def _add_products(

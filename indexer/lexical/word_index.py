@@ -184,7 +184,8 @@ class _Documents:
         from scannery.indexer.kernels import fused
 
         part, scores_M = self._parts[number], np.empty(len(rows_M), np.float32)
-        fused.mean_scores(rows_M, scores_N, part.local.of_rows_N, scores_U[part.numbers_L], scores_M)
+        # Not `scores_U[part.numbers_L]`: of a million documents that takes 3 ms, however few rows match.
+        fused.mean_scores(rows_M, scores_N, part.local.of_rows_N, part.numbers_L, scores_U, scores_M)
         return scores_M
 
 
