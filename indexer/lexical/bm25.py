@@ -164,6 +164,17 @@ class Postings:
             int(np.count_nonzero(alive.mask_N[self.rows_P[start:end]])) for start, end in self._runs(numbers)
         )
 
+    def counts_in(self, rows_R: np.ndarray, terms: Sequence[str]) -> tuple[dict[str, int], int]:
+        """Return how often some rows together have each term, and their length; the rows ascend."""
+        rows_R, counts = rows_R.astype(self.rows_P.dtype), dict.fromkeys(terms, 0)
+        for term, number in zip(terms, self.numbers_of(terms).tolist(), strict=True):
+            if number >= 0:
+                start, end = self.starts_T[number : number + 2].tolist()
+                rows_P, counts_P = self.rows_P[start:end], self.counts_P[start:end]
+                positions_R = np.minimum(np.searchsorted(rows_P, rows_R), end - start - 1)
+                counts[term] = int(counts_P[positions_R][rows_P[positions_R] == rows_R].sum(dtype=np.int64))
+        return counts, int(self.lengths_N[rows_R].sum(dtype=np.int64))
+
     def of_numbers(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows with any of some terms, ascending, and how often they have them, both int32 (P,)."""
         runs = list(self._runs(numbers))

@@ -236,7 +236,7 @@ class _Searcher:
             equal_keys = self._near(passage_D, least, [dense, lexical])
         if self._by_words is not None and words is not None:
             highest = max(words.highest_score, _TINY)
-            elsewhere = self._by_words.elsewhere(each)
+            elsewhere = self._by_words.elsewhere(each, [*words.weights])
             first, second = (
                 self._by_words.score(words, text, elsewhere) / highest for text in each.question.rests
             )
@@ -326,8 +326,11 @@ class _WordSearch:
         masks = [None if alive is None else alive.mask_N for alive in self._index.alive]
         return [(number, *scores.matching(number, mask)) for number, mask in enumerate(masks)]
 
-    def elsewhere(self, about: Question) -> tuple[Counter[str], int]:
-        """Return the counts and the length of the words of a passage's document that count for it and are not in it."""
+    def elsewhere(self, about: Question, terms: Sequence[str]) -> tuple[Counter[str], int]:
+        """Return how often the other passages of a passage's document have some terms, and how many words they have.
+
+        From the postings: to analyse the texts of a long document for each question about it takes minutes.
+        """
         counts, length = Counter[str](), 0
         if not self._counts_documents:
             return counts, length
@@ -336,17 +339,17 @@ class _WordSearch:
             rows_R = segment.rows_of_document(document)
             live_R = np.ones(len(rows_R), bool) if alive is None else alive.mask_N[rows_R]
             is_other_R = (rows_R != about.row) | (number != about.segment)
-            for text in segment.searched_texts(rows_R[live_R & is_other_R]):
-                passage_counts, passage_length = self._analyser.counts(text)
-                counts.update(passage_counts)
-                length += passage_length
+            assert segment.postings is not None
+            part_counts, part_length = segment.postings.counts_in(rows_R[live_R & is_other_R], terms)
+            counts.update(part_counts)
+            length += part_length
         return counts, length
 
     def score(self, words: WeightedTerms, text: str, elsewhere: tuple[Counter[str], int]) -> float:
         """Return the score that a row with this text would have; `elsewhere` as the method returns it."""
         counts, length = self._analyser.counts(text)
         score = _bm25(words, counts, length / words.average_length)
-        if not self._counts_documents:
+        if not words.average_document_length:  # also of a question without words
             return score
         whole = _bm25(words, counts + elsewhere[0], (length + elsewhere[1]) / words.average_document_length)
         return (score + whole) / 2

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import scannery
 from scannery.indexer import Store
 from scannery.indexer.versions.versions import read_manifest
@@ -65,6 +67,23 @@ def test_a_build_changes_the_scope_and_other_builds_keep_it(tmp_path: Path) -> N
     assert scores["a1"] > scores["b0"]
     after = read_manifest(Store.open(tmp_path / "store"), "talks")
     assert [entry.sha256 for entry in after.segments] == [entry.sha256 for entry in before.segments]
+
+
+def test_a_full_build_has_the_scope_of_a_new_index(tmp_path: Path) -> None:
+    built(tmp_path, scope="passage")
+    build(SPEC, [str(tmp_path / "in.jsonl")], str(tmp_path / "store"), mode="full")
+    assert scope_of(tmp_path) == "document"
+
+
+@pytest.mark.system
+def test_passages_without_words_do_not_hinder_what_a_build_measures(tmp_path: Path) -> None:
+    texts = [f"number {row} of the volcanoes, their ash and lava" for row in range(200)] + ["* " * 20] * 50
+    rows = [{"id": f"p{row}", "talk": f"t{row // 3}", "text": text} for row, text in enumerate(texts)]
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    build(SPEC, [str(tmp_path / "in.jsonl")], str(tmp_path / "store"))
+    relevance = read_manifest(Store.open(tmp_path / "store"), "talks").relevance
+    assert relevance is not None
+    assert relevance.questions == 50  # of which some have no word
 
 
 def test_deleted_passages_have_no_words_and_new_ones_have(tmp_path: Path) -> None:

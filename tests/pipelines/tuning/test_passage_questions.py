@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import scannery
 from scannery.indexer import open_index
-from scannery.pipelines.tuning.passage_searches import questions_about
+from scannery.live.maintenance.seal import seal
+from scannery.pipelines.tuning.passage_searches import Question, passage_searches, questions_about
 from scannery.pipelines.tuning.tuning_queries import MOST_WORDS, PassageQuestion, question_of
 from tests.pipelines.conftest import run
 
@@ -82,3 +84,38 @@ def test_rows_without_a_text_use_up_no_question(store, write):
     assert len(places) == len(set(places)) == 60
     ids = [index.segments[segment].take([row], ["id"]).column(0)[0].as_py() for segment, row in places]
     assert all(texts[key] for key in ids)
+
+
+@pytest.mark.system
+def test_a_passage_that_nothing_is_taken_from_scores_as_in_a_search(store, write):
+    spec: dict[str, Any] = {
+        "index": "talks",
+        "source": {"text": "text", "document_id": "talk"},
+        "lexical": True,
+        "vectors": "optional",
+    }
+    texts = [f"{'magma ' * (row % 4)}of volcano {row} and rock" for row in range(30)]
+    rows = [{"id": f"p{row}", "talk": f"t{row // 6}", "text": text} for row, text in enumerate(texts)]
+    run(store, write("a.jsonl", rows), spec=spec)
+    with scannery.connect(store.local_root) as client:
+        talks = client.index("talks")
+        talks.upsert(
+            [{"id": f"n{row}", "document_id": f"t{row}", "text": "magma below rock"} for row in (0, 4)]
+        )
+        talks.delete(["p2", "p3", "p29"])
+        hits = talks.search("magma rock", 100, mode="lexical")
+    seal(store, "talks")
+    index = open_index(store, "talks")
+    assert len(index.segments) == 2
+    shares: dict[str, float] = {}
+    for number, (segment, rows_R) in enumerate(index.live_rows()):
+        names = segment.ids_of(rows_R)
+        whole = [PassageQuestion("magma rock", (text, text)) for text in segment.searched_texts(rows_R)]
+        about = [
+            Question(question, number, row) for question, row in zip(whole, rows_R.tolist(), strict=True)
+        ]
+        searches = passage_searches(index, about, None)
+        shares |= {name: each.remainders[0].lexical for name, each in zip(names, searches, strict=True)}
+    assert len(shares) == 29
+    highest = hits[0].score / shares[hits[0].id]
+    assert {hit.id: hit.score for hit in hits} == pytest.approx({k: v * highest for k, v in shares.items()})
