@@ -144,6 +144,7 @@ class VersionOpener:
             reuse = entry.live.state.index if entry.live else self.preloaded(entry.name)
             index = self._open(entry.name, version, reuse)
             hydrator.warm_up(index.segments, index.spec)
+            _ = index.words  # numbers the documents of new segments, for which the first query would wait
             if self.encodes:
                 entry.load_encoder(Snapshot(index, self.encoders))
             if self.recall is not None:

@@ -177,6 +177,7 @@ def _open(
         cold = preloaded.cold.reads_of(name)
         index = open_index(store, name, manifest.version, reuse=reuse, shards=shards, cold=cold)
         hydrator.warm_up(index.segments, index.spec)
+        _ = index.words  # the documents of its segments, which each worker would number for itself
         preloaded.indexes[name] = index
     except Exception as error:  # noqa: BLE001  it concerns this index only
         _log_not_shared(name, error)
