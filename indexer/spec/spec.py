@@ -252,8 +252,8 @@ class LexicalSpec(SpecModel):
 
     scope: Literal["passage", "document"] | None = None
     """Words that a passage is scored by: `passage`, its own; `document`, also those of its whole document, half and
-    half. Default: an index keeps its scope; a new one gets `document` with `source.chunk` or `source.document_id`. A
-    build changes it without analysing a text again."""
+    half. Default: updates keep the scope of the index; a new index, and a full build, get `document` with
+    `source.chunk` or `source.document_id`. A build changes it without analysing a text again."""
 
     @property
     def compound_parts(self) -> tuple[str, ...]:
