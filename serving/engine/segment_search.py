@@ -383,6 +383,7 @@ class PreparedSearch:
     """
 
     __slots__ = (
+        "_may_be_quick",
         "_times",
         "_times_of_form",
         "chosen",
@@ -414,6 +415,7 @@ class PreparedSearch:
             if self.cost_class is CostClass.INDEXED:
                 self.cost_class = CostClass.SCANNED
         self._times, self._times_of_form = SearchTimes(alike=True), times_of_form
+        self._may_be_quick = self.cost_class is not CostClass.STAGED and not plan.waits
         by_form = times_of_form is not None and times_of_form.are_quick
         self.is_quick = self._may_be_quick and (self.cost_class is CostClass.INDEXED or by_form)
         """Whether a search is expected to be quick, by the latest ones.
@@ -453,7 +455,3 @@ class PreparedSearch:
     def is_repeated(self) -> bool:
         """Whether others like it are likely: it has no filter, or one that was asked before."""
         return self.where is None or self._times.are_known
-
-    @property
-    def _may_be_quick(self) -> bool:
-        return self.cost_class is not CostClass.STAGED and not self.plan.waits

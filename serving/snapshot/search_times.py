@@ -39,7 +39,8 @@ class SearchTimes:
     @property
     def are_quick(self) -> bool:
         """Whether a search is expected to take at most QUICK_S; not without a measurement."""
-        latest_s = list(self._latest_s)  # other threads add to it
+        latest_s = self._latest_s
         if not latest_s:
             return False
+        # Other threads add to these, but not within a call of C.
         return (min(latest_s) if self._alike else sum(latest_s) / len(latest_s)) <= QUICK_S
