@@ -63,6 +63,7 @@ from scannery.indexer.errors import (
 )
 from scannery.indexer.hashes import id_hashes
 from scannery.indexer.lexical.analyser import Analyser, analyser_of
+from scannery.indexer.lexical.best_rows import score_rows
 from scannery.indexer.lexical.bm25 import (
     WORD_COLUMNS,
     CorpusCounts,
@@ -71,7 +72,6 @@ from scannery.indexer.lexical.bm25 import (
     Postings,
     corpus_counts,
     corpus_statistics,
-    score_rows,
     with_known_terms,
     with_terms,
 )
@@ -84,7 +84,7 @@ from scannery.indexer.lexical.expansion import (
 )
 from scannery.indexer.lexical.phrases import Phrase, PhraseFinder
 from scannery.indexer.lexical.synonyms import Synonyms
-from scannery.indexer.lexical.word_index import WordIndex, WordScores
+from scannery.indexer.lexical.word_index import WordIndex, WordSearch
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import (
@@ -238,7 +238,7 @@ __all__ = [
     "VerifyReport",
     "WeightedTerms",
     "WordIndex",
-    "WordScores",
+    "WordSearch",
     "alter_index",
     "altered_spec",
     "analyser_of",

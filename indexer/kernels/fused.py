@@ -26,7 +26,10 @@ __all__ = [
     "add_document_scores",
     "add_products",
     "compiled",
-    "mean_scores",
+    "count_rows",
+    "keep_best",
+    "look_up_bm25",
+    "rows_of_best_documents",
     "surely_valid",
     "take_row_counts",
     "unit_vectors",
@@ -75,6 +78,10 @@ def compiled(function: FunctionT, *, fastmath: bool = True, brief: bool = False)
     return cast("FunctionT", numba.njit(**options)(function))
 
 
+_STEPS = 2048
+"""Steps that scores are sorted into by `_keep_best`."""
+
+
 def _add_bm25(
     starts_T: np.ndarray,
     rows_P: np.ndarray,
@@ -103,6 +110,114 @@ def _add_bm25(
     return hits
 
 
+def _first_at_least(rows_P: np.ndarray, first: int, end: int, row: int) -> int:
+    """Return the first of some postings, by row ascending, with at least a row; `end`: there is none."""
+    # Steps that double, and then a binary search: a row nearby and one far away are found quickly.
+    step = 1
+    while first + step < end and rows_P[first + step] < row:
+        first += step
+        step *= 2
+    last = min(first + step, end)
+    while first < last:
+        middle = (first + last) // 2
+        if rows_P[middle] < row:
+            first = middle + 1
+        else:
+            last = middle
+    return first
+
+
+_first_at_least = compiled(_first_at_least)
+
+
+def _look_up_bm25(
+    starts_T: np.ndarray,
+    rows_P: np.ndarray,
+    counts_P: np.ndarray,
+    lengths_N: np.ndarray,
+    terms_Q: np.ndarray,
+    weights_Q: np.ndarray,
+    base: float,
+    slope: float,
+    rows_C: np.ndarray,
+    scores_C: np.ndarray,
+) -> None:
+    """Add the BM25 scores of a query's terms of some rows, ascending, to `scores_C`, as `add_bm25` does for all."""
+    for position in range(terms_Q.shape[0]):
+        weight, posting = weights_Q[position], starts_T[terms_Q[position]]
+        end = starts_T[terms_Q[position] + 1]
+        for candidate in range(rows_C.shape[0]):
+            row = rows_C[candidate]
+            posting = _first_at_least(rows_P, posting, end, row)
+            if posting == end:
+                break
+            if rows_P[posting] == row:
+                count = counts_P[posting]
+                scores_C[candidate] += weight * count / (count + base + slope * lengths_N[row])
+
+
+def _keep_best(
+    rows_M: np.ndarray,
+    scores_N: np.ndarray,
+    documents_N: np.ndarray,
+    numbers_L: np.ndarray,
+    scores_U: np.ndarray,
+    limit: int,
+    remaining: float,
+    kept_M: np.ndarray,
+) -> tuple[int, float]:
+    """Write the rows to `kept_M` that may be among the best `limit` if each score can still grow by `remaining`.
+
+    A score is that of the row and, unless `documents_N` is empty, that of its document, whose number in the index is in
+    `numbers_L`. The limit-th score is rounded down to one of 2,048 steps, which needs no sorting. Returns the number of
+    rows, and the least score of them.
+    """
+    values_M = np.empty(rows_M.shape[0])
+    highest = 0.0
+    for position in range(rows_M.shape[0]):
+        value = scores_N[rows_M[position]]
+        if documents_N.shape[0]:
+            value += scores_U[numbers_L[documents_N[rows_M[position]]]]
+        values_M[position] = value
+        highest = max(highest, value)
+    counts_S = np.zeros(_STEPS, np.int64)
+    scale = (_STEPS - 1) / highest if highest > 0 else 0.0
+    for position in range(rows_M.shape[0]):
+        counts_S[int(values_M[position] * scale)] += 1
+    step, above = _STEPS - 1, counts_S[_STEPS - 1]
+    while step > 0 and above < limit:
+        step -= 1
+        above += counts_S[step]
+    # Sums in another order differ in their last bits.
+    least = (step / scale if scale else 0.0) * (1 - 1e-9) - remaining
+    kept = 0
+    for position in range(rows_M.shape[0]):
+        if values_M[position] >= least:
+            kept_M[kept] = rows_M[position]
+            kept += 1
+    return kept, least
+
+
+def _rows_of_best_documents(
+    scores_U: np.ndarray,
+    numbers_L: np.ndarray,
+    starts_L: np.ndarray,
+    rows_N: np.ndarray,
+    least: float,
+    rows_R: np.ndarray,
+) -> int:
+    """Write the rows of the documents with at least a score to `rows_R`; returns their number, -1 if it has no room."""
+    count = 0
+    for document in range(numbers_L.shape[0]):
+        if scores_U[numbers_L[document]] >= least:
+            if count + starts_L[document + 1] - starts_L[document] > rows_R.shape[0]:
+                return -1
+            for position in range(starts_L[document], starts_L[document + 1]):
+                rows_R[count] = rows_N[position]
+                count += 1
+    return count
+
+
 def _add_document_counts(
     documents_P: np.ndarray,
     counts_P: np.ndarray,
@@ -124,6 +239,18 @@ def _add_document_counts(
     return hits
 
 
+def _count_rows(rows_P: np.ndarray, rows_R: np.ndarray) -> int:
+    """Return how many of some rows, ascending, are among those of postings, ascending."""
+    hits, posting, end = 0, 0, rows_P.shape[0]
+    for position in range(rows_R.shape[0]):
+        posting = _first_at_least(rows_P, posting, end, rows_R[position])
+        if posting == end:
+            break
+        if rows_P[posting] == rows_R[position]:
+            hits += 1
+    return hits
+
+
 def _take_row_counts(
     rows_P: np.ndarray,
     counts_P: np.ndarray,
@@ -136,18 +263,7 @@ def _take_row_counts(
     posting, end = 0, rows_P.shape[0]
     for position in range(taken_R.shape[0]):
         row = taken_R[position]
-        # Steps that double, and then a binary search: both few rows and few postings are passed quickly.
-        step = 1
-        while posting + step < end and rows_P[posting + step] < row:
-            posting += step
-            step *= 2
-        last = min(posting + step, end)
-        while posting < last:
-            middle = (posting + last) // 2
-            if rows_P[middle] < row:
-                posting = middle + 1
-            else:
-                last = middle
+        posting = _first_at_least(rows_P, posting, end, row)
         if posting == end:
             return
         if rows_P[posting] == row:
@@ -170,23 +286,6 @@ def _add_document_scores(
         count = counts_U[number]
         counts_U[number] = 0
         scores_U[number] += weight * count / (count + base + slope * lengths_U[number])
-
-
-def _mean_scores(
-    rows_M: np.ndarray,
-    scores_N: np.ndarray,
-    documents_N: np.ndarray,
-    numbers_L: np.ndarray,
-    scores_U: np.ndarray,
-    scores_M: np.ndarray,
-) -> None:
-    """Write the means of the scores of rows and of their documents to `scores_M`.
-
-    `numbers_L` has the number of each document of the segment in the index.
-    """
-    for position in range(rows_M.shape[0]):
-        row = rows_M[position]
-        scores_M[position] = (scores_N[row] + scores_U[numbers_L[documents_N[row]]]) / 2
 
 
 def _add_products(
@@ -220,7 +319,10 @@ def _add_products(
 add_bm25 = compiled(_add_bm25, fastmath=False)
 add_document_counts = compiled(_add_document_counts, fastmath=False)
 add_document_scores = compiled(_add_document_scores, fastmath=False)
-mean_scores = compiled(_mean_scores, fastmath=False)
+count_rows = compiled(_count_rows)
+keep_best = compiled(_keep_best, fastmath=False)
+rows_of_best_documents = compiled(_rows_of_best_documents)
+look_up_bm25 = compiled(_look_up_bm25, fastmath=False)
 take_row_counts = compiled(_take_row_counts)
 add_products = compiled(_add_products, fastmath=False)
 

@@ -51,13 +51,12 @@ __all__ = [
     "Postings",
     "corpus_counts",
     "corpus_statistics",
+    "deleted_rows",
     "invert",
     "joined_postings",
     "map_document_postings",
-    "matching_scores",
     "matching_terms",
     "of_documents",
-    "score_rows",
     "term_columns",
     "with_known_terms",
     "with_terms",
@@ -158,11 +157,14 @@ class Postings:
             alive: the rows to count; None: all.
 
         """
+        from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
+
+        frequency = int((self.starts_T[numbers + 1] - self.starts_T[numbers]).sum())
         if alive is None:
-            return int((self.starts_T[numbers + 1] - self.starts_T[numbers]).sum())
-        return sum(
-            int(np.count_nonzero(alive.mask_N[self.rows_P[start:end]])) for start, end in self._runs(numbers)
-        )
+            return frequency
+        deleted = deleted_rows(alive)
+        bounds = zip(self.starts_T[numbers].tolist(), self.starts_T[numbers + 1].tolist(), strict=True)
+        return frequency - sum(fused.count_rows(self.rows_P[start:end], deleted) for start, end in bounds)
 
     def counts_in(self, rows_R: np.ndarray, terms: Sequence[str]) -> tuple[dict[str, int], int]:
         """Return how often some rows together have each term, and their length; the rows ascend."""
@@ -459,6 +461,16 @@ def corpus_counts(
 
 _SIZES: WeakKeyDictionary[AllowedRows, tuple[int, int]] = WeakKeyDictionary()
 """Cache of `_live_size`. A segment's live rows are the same object until rows are deleted."""
+_DELETED: WeakKeyDictionary[AllowedRows, np.ndarray] = WeakKeyDictionary()
+"""Cache of `deleted_rows`."""
+
+
+def deleted_rows(alive: AllowedRows) -> np.ndarray:
+    """Return the rows that are not alive, int64, ascending."""
+    deleted = _DELETED.get(alive)
+    if deleted is None:
+        deleted = _DELETED[alive] = np.flatnonzero(~alive.mask_N)
+    return deleted
 
 
 def _live_size(postings: Postings, alive: AllowedRows | None) -> tuple[int, int]:
@@ -486,32 +498,6 @@ def _live_frequencies(postings: Postings, alive: AllowedRows | None, terms: Sequ
     return frequencies
 
 
-def score_rows(
-    postings: Postings,
-    weights: Mapping[str, float],
-    average_length: float,
-    allowed_N: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that have any of the terms, and their scores.
-
-    Args:
-        postings: of one segment.
-        weights: by term or pattern, idf times its number of occurrences in the query; above 0. A pattern is scored as
-            one term, which a row has as often as all its terms together.
-        average_length: mean number of terms of a row, over the whole corpus.
-        allowed_N: rows to return, bool; None: all.
-
-    Returns:
-        rows_M int64, in no particular order, and scores_M float32, all above 0.
-
-    """
-    terms = matching_terms(postings, weights)
-    rows_M, scores_N = matching_scores(postings, terms, average_length)
-    if allowed_N is not None:
-        rows_M = rows_M[allowed_N[rows_M]]
-    return rows_M, scores_N[rows_M].astype(np.float32)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchingTerms:
     """The terms of a segment that some terms and patterns of a query stand for."""
@@ -525,36 +511,18 @@ class MatchingTerms:
 
 
 def matching_terms(postings: Postings, weights: Mapping[str, float]) -> MatchingTerms:
-    """Return the terms that a segment has; arguments as of `score_rows`."""
+    """Return the terms that a segment has.
+
+    Args:
+        postings: of the segment.
+        weights: by term or pattern, idf times its number of occurrences in the query; above 0. A pattern is scored as
+            one term, which a row has as often as all its terms together.
+
+    """
     numbers = postings.matching_each(list(weights))
     positions_Q = np.flatnonzero([len(each) > 0 for each in numbers])
     weights_Q = np.array([*weights.values()], np.float64)[positions_Q]
     return MatchingTerms([numbers[position] for position in positions_Q.tolist()], weights_Q, positions_Q)
-
-
-def matching_scores(
-    postings: Postings, terms: MatchingTerms, average_length: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that have any of some terms, int64 (M,), in no order, and the scores of all rows, float64 (N,).
-
-    Args:
-        postings: of a segment.
-        terms: of the same.
-        average_length: mean number of terms of a row, over the whole corpus.
-
-    """
-    from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
-
-    numbers_Q, starts_Q, rows_P, counts_P = joined_postings(postings, terms.numbers)
-    limit = min(len(postings.lengths_N), int((starts_Q[numbers_Q + 1] - starts_Q[numbers_Q]).sum()))
-    # The system allocates pages of zeros on the first write, so few matches in a large segment are cheap.
-    scores_N = np.zeros(len(postings.lengths_N), np.float64)
-    rows_M = np.empty(limit, np.int64)
-    count = fused.add_bm25(
-        starts_Q, rows_P, counts_P, postings.lengths_N,
-        numbers_Q, terms.weights_Q, K1 * (1 - B), K1 * B / average_length, scores_N, rows_M,
-    )  # fmt: skip
-    return rows_M[:count], scores_N
 
 
 def joined_postings(

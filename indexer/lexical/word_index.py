@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.hashes import in_order
+from scannery.indexer.lexical.best_rows import DocumentScores, best_rows
 from scannery.indexer.lexical.bm25 import (
     K1,
     WORD_COLUMNS,
@@ -31,16 +32,16 @@ from scannery.indexer.lexical.bm25 import (
     MatchingTerms,
     Postings,
     corpus_counts,
+    deleted_rows,
     invert,
     joined_postings,
-    matching_scores,
     matching_terms,
     of_documents,
 )
 from scannery.indexer.lexical.expansion import WeightedTerms
 from scannery.indexer.planning.allowed_rows import AllowedRows
 
-__all__ = ["DocumentNumbers", "DocumentWords", "SegmentWords", "WordIndex", "WordScores", "warm_up"]
+__all__ = ["DocumentNumbers", "DocumentWords", "SegmentWords", "WordIndex", "WordSearch", "warm_up"]
 
 _NO_ROWS = np.empty(0, np.int64)
 
@@ -66,6 +67,11 @@ class DocumentNumbers:
         """The document of each row, int32, read-only."""
         self.of_rows_N[rows_N] = self._numbers_L[np.cumsum(is_first_N) - 1]
         self.of_rows_N.setflags(write=False)
+        self.rows_N = np.argsort(self.of_rows_N, kind="stable").astype(np.int32)
+        """All rows by their documents, int32."""
+        sizes_L = np.bincount(self.of_rows_N, minlength=len(self._numbers_L))
+        self.starts_L = np.append(0, np.cumsum(sizes_L))
+        """Where the rows of each document begin in `rows_N`, int64 (L + 1,)."""
         self._shared: WeakKeyDictionary[DocumentNumbers, tuple[np.ndarray, np.ndarray]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
@@ -112,7 +118,7 @@ class _Part:
         self.shard, self.local = segment.shard, documents.numbers
         self.numbers_L = np.empty(len(documents.numbers), np.int32)
         """Number of each document in the index, int32."""
-        self.deleted = _NO_ROWS if segment.alive is None else np.flatnonzero(~segment.alive.mask_N)
+        self.deleted = _NO_ROWS if segment.alive is None else deleted_rows(segment.alive)
         """Numbers of the deleted rows, int64, ascending."""
 
     def may_share_documents(self, second: _Part) -> bool:
@@ -144,8 +150,8 @@ class _Documents:
         self.with_words = int(np.count_nonzero(self._lengths_U))
         """Number of documents that have words."""
 
-    def scores(self, terms: Sequence[MatchingTerms], words: WeightedTerms) -> np.ndarray:
-        """Return the BM25 score of each document, float64 (U,).
+    def scores(self, terms: Sequence[MatchingTerms], words: WeightedTerms) -> list[DocumentScores]:
+        """Return the BM25 scores of the documents of each segment.
 
         Args:
             terms: of the query, in each segment.
@@ -175,18 +181,12 @@ class _Documents:
                         *row_lists[position], part.deleted, part.local.of_rows_N, part.numbers_L, counts_U
                     )
             fused.add_document_scores(found_U, hits, self._lengths_U, weight, base, slope, counts_U, scores_U)
-        return scores_U
-
-    def mean_scores(
-        self, number: int, rows_M: np.ndarray, scores_N: np.ndarray, scores_U: np.ndarray
-    ) -> np.ndarray:
-        """Return the means of the scores of rows of a segment and of their documents, float32 (M,)."""
-        from scannery.indexer.kernels import fused
-
-        part, scores_M = self._parts[number], np.empty(len(rows_M), np.float32)
-        # Not `scores_U[part.numbers_L]`: of a million documents that takes 3 ms, however few rows match.
-        fused.mean_scores(rows_M, scores_N, part.local.of_rows_N, part.numbers_L, scores_U, scores_M)
-        return scores_M
+        return [
+            DocumentScores(
+                scores_U, part.numbers_L, part.local.of_rows_N, part.local.rows_N, part.local.starts_L
+            )
+            for part in self._parts
+        ]
 
 
 def _lists(postings: Postings, terms: MatchingTerms) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -220,56 +220,57 @@ class WordIndex:
         """Return the statistics of all live rows for some terms."""
         return CorpusStatistics.of(self.counts(terms))
 
-    def search(self, words: WeightedTerms) -> WordScores:
-        """Return the scores of rows by the words of a query."""
+    def search(self, words: WeightedTerms) -> WordSearch:
+        """Return the search by the words of a query."""
         terms = [matching_terms(segment.postings, words.weights) for segment in self._segments]
-        documents = self._documents if words.average_document_length else None
-        scores_U = None if documents is None else documents.scores(terms, words)
-        return WordScores(self._segments, terms, words.average_length, documents, scores_U)
+        documents: Sequence[DocumentScores | None] = [None] * len(terms)
+        if words.average_document_length and self._documents is not None:
+            documents = self._documents.scores(terms, words)
+        return WordSearch(self._segments, terms, words.average_length, documents)
 
 
-class WordScores:
-    """The scores of the rows of an index by the words of a query."""
+class WordSearch:
+    """A search by the words of a query."""
 
     def __init__(
         self,
         segments: Sequence[SegmentWords],
         terms: Sequence[MatchingTerms],
         average_length: float,
-        documents: _Documents | None,
-        scores_U: np.ndarray | None,
+        documents: Sequence[DocumentScores | None],
     ) -> None:
         self._segments, self._terms, self._average_length = segments, terms, average_length
-        self._documents, self._scores_U = documents, scores_U
+        self._documents = documents
 
-    def matching(self, number: int, allowed_N: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of a segment that have any of the words, and their scores.
+    def best(
+        self, number: int, limit: int, allowed: AllowedRows | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of a segment that may be among the best, and their scores, as `best_rows` does.
 
         Args:
             number: of the segment.
-            allowed_N: rows to return, bool; None: all.
-
-        Returns:
-            rows_M int64, in no particular order, and scores_M float32, all above 0.
+            limit: rows that are wanted.
+            allowed: rows to return; None: all.
 
         """
-        rows_M, scores_N = matching_scores(
-            self._segments[number].postings, self._terms[number], self._average_length
-        )
-        if allowed_N is not None:
-            rows_M = rows_M[allowed_N[rows_M]]
-        if self._documents is None or self._scores_U is None:
-            return rows_M, scores_N[rows_M].astype(np.float32)
-        return rows_M, self._documents.mean_scores(number, rows_M, scores_N, self._scores_U)
+        postings, terms = self._segments[number].postings, self._terms[number]
+        return best_rows(postings, terms, self._average_length, limit, allowed, self._documents[number])
 
 
 @lru_cache(maxsize=1)
 def warm_up() -> None:
-    """Compile the kernels of documents, or load them from numba's cache, so that no query waits for it."""
-    postings = Postings(invert(pa.table([[["word"], ["word"]], [[1], [1]]], names=WORD_COLUMNS)))
-    numbers = DocumentNumbers(in_order(np.zeros(2, np.uint64)))
-    alive_N = np.array([True, False])
+    """Compile the kernels of searches by words, or load them from numba's cache, so that no query waits for it."""
+    words = [["word", "words"], ["word"]] + [["word"]] * 60
+    counts = [[1] * len(each) for each in words]
+    postings = Postings(invert(pa.table([words, counts], names=WORD_COLUMNS)))
+    numbers = DocumentNumbers(in_order(np.zeros(len(words), np.uint64)))
+    alive_N = np.arange(len(words)) > 1
     alive_N.setflags(write=False)
+    alive = AllowedRows(alive_N, None, len(words))
     documents = DocumentWords(numbers, of_documents(postings, numbers.of_rows_N))
-    index = WordIndex([SegmentWords(postings, documents, AllowedRows(alive_N, None, 2), None)])
-    index.search(WeightedTerms({"word": 1.0}, 1.0, average_document_length=1.0)).matching(0, alive_N)
+    index = WordIndex([SegmentWords(postings, documents, alive, None)])
+    index.counts(["word"])
+    for weights in ({"word": 1.0, "words": 1.0}, {"word": 1.0, "word~2": 1.0}):
+        search = index.search(WeightedTerms(weights, 1.0, average_document_length=1.0))
+        for limit in (1, len(words)):
+            search.best(0, limit, alive)

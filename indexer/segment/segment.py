@@ -26,7 +26,8 @@ from scannery.indexer.datapoints.sparse import SparsePostings, score_sparse
 from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.lexical import word_index
-from scannery.indexer.lexical.bm25 import Postings, map_document_postings, of_documents, score_rows
+from scannery.indexer.lexical.best_rows import score_rows
+from scannery.indexer.lexical.bm25 import Postings, map_document_postings, of_documents
 from scannery.indexer.lexical.word_index import DocumentNumbers, DocumentWords
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows

@@ -321,10 +321,12 @@ class _WordSearch:
         return words
 
     def search(self, words: WeightedTerms) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Return per segment its number, the rows with any of the words, and their scores."""
-        scores = self._words.search(words)
-        masks = [None if alive is None else alive.mask_N for alive in self._index.alive]
-        return [(number, *scores.matching(number, mask)) for number, mask in enumerate(masks)]
+        """Return per segment its number, the best rows by the words and perhaps others, and their scores."""
+        search = self._words.search(words)
+        return [
+            (number, *search.best(number, 2 * FUSED_ROWS, alive))
+            for number, alive in enumerate(self._index.alive)
+        ]
 
     def elsewhere(self, about: Question, terms: Sequence[str]) -> tuple[Counter[str], int]:
         """Return how often the other passages of a passage's document have some terms, and how many words they have.

@@ -358,9 +358,7 @@ class Candidates:
 
     def by_words(self, queries: np.ndarray, depth: int) -> list[Ranking]:
         """Return the best `depth` rows of queries by words; the arguments are those of `best`."""
-        allowed = [
-            (each.number, None if each.allowed is None else each.allowed.mask_N) for each in self._allowed
-        ]
+        allowed = [(each.number, each.allowed) for each in self._allowed]
         rankings = []
         for query in queries.tolist():
             self._batch.deadline.check()

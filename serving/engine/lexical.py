@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from scannery.indexer import (
+    AllowedRows,
     Analyser,
     CorpusStatistics,
     LexicalSpec,
@@ -123,12 +124,12 @@ class LexicalSearch:
         """Return what a query is searched by, by its number."""
         return self._words[query]
 
-    def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], limit: int) -> Ranking:
+    def best(self, query: int, allowed: Sequence[tuple[int, AllowedRows | None]], limit: int) -> Ranking:
         """Return the best rows for a query, at most `limit`, by score and then by id, of those with any of its words.
 
         Args:
             query: its number.
-            allowed: the segments to search by number, each with the mask of the rows that may be returned.
+            allowed: the segments to search by number, each with the rows that may be returned; None: all.
             limit: rows wanted.
 
         """
@@ -138,27 +139,23 @@ class LexicalSearch:
         if not words.weights:
             return EMPTY
         assert self._index is not None
-        scores = self._index.search(words)
-        parts = [(number, *scores.matching(number, mask)) for number, mask in allowed]
+        search = self._index.search(words)
+        parts = [(number, *search.best(number, limit, rows)) for number, rows in allowed]
         return best(parts, limit, self._snapshot.segments)
 
     def best_score(self, query: int) -> float:
         """Return the score of the best row for a query without a filter; minus infinity if there is none."""
-        everywhere = [
-            (number, None if alive is None else alive.mask_N)
-            for number, alive in enumerate(self._snapshot.alive)
-        ]
-        return float(max(self.best(query, everywhere, 1).scores, default=-np.inf))
+        return float(max(self.best(query, [*enumerate(self._snapshot.alive)], 1).scores, default=-np.inf))
 
     def _best_sparse(
-        self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], limit: int
+        self, query: WithSparse, allowed: Sequence[tuple[int, AllowedRows | None]], limit: int
     ) -> Ranking:
-        segments = self._snapshot.segments
-        parts = [
-            (number, *score_sparse(sparse, segments[number].rows, query.indices_T, query.values_T, mask))
-            for number, mask in allowed
-            if (sparse := segments[number].sparse) is not None
-        ]
+        segments, parts = self._snapshot.segments, []
+        for number, rows in allowed:
+            if (sparse := segments[number].sparse) is not None:
+                mask_N = None if rows is None else rows.mask_N
+                scored = score_sparse(sparse, segments[number].rows, query.indices_T, query.values_T, mask_N)
+                parts.append((number, *scored))
         return best(parts, limit, segments)
 
 

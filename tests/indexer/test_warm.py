@@ -11,7 +11,8 @@ import pytest
 from scannery.indexer import LexicalSpec, SegmentCache, Store, open_index
 from scannery.indexer.kernels import fused as kernels
 from scannery.indexer.kernels import leaf_kernels, row_kernels, term_kernels
-from scannery.indexer.lexical.bm25 import Postings, invert, score_rows, term_columns, write_postings
+from scannery.indexer.lexical.best_rows import score_rows
+from scannery.indexer.lexical.bm25 import Postings, invert, term_columns, write_postings
 from scannery.indexer.warm import warm_kernels
 
 pytestmark = pytest.mark.system

@@ -99,7 +99,8 @@ def test_rows_that_are_not_allowed_are_left_out(tmp_path: Path) -> None:
     [segment] = opened(tmp_path, [(None, "volcano")] * 5)
     assert segment.postings is not None
     allowed = np.array([True, False, True, False, False])
-    found, scores = score_rows(segment.postings, {"volcano": 1.0}, 1.0, allowed)
+    allowed.setflags(write=False)
+    found, scores = score_rows(segment.postings, {"volcano": 1.0}, 1.0, segment.allow(allowed))
     assert sorted(found.tolist()) == [0, 2]
     assert scores.dtype == np.float32
 

@@ -48,7 +48,7 @@ def scores(index: OpenIndex, query: str) -> dict[str, float]:
     found: dict[str, float] = {}
     whole = index.words.search(words)
     for number, (segment, alive) in enumerate(zip(index.segments, index.alive, strict=True)):
-        rows, values = whole.matching(number, None if alive is None else alive.mask_N)
+        rows, values = whole.best(number, segment.rows, alive)
         found |= dict(zip(segment.ids_of(rows), values.tolist(), strict=True))
     return found
 
