@@ -22,6 +22,7 @@ from scannery.indexer.lexical.analyser import Analyser
 from scannery.indexer.lexical.bm25 import K1, B
 from scannery.indexer.lexical.expansion import QueryText, WeightedTerms, weighted_terms
 from scannery.indexer.manifest import FusionScales
+from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.reader import OpenIndex
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, SAME_SHARE, Scale
@@ -207,14 +208,15 @@ class _Searcher:
         self, text: str, query_D: np.ndarray | None, left_out: Question | None = None
     ) -> tuple[Ranked | None, Ranked | None, WeightedTerms | None]:
         """Return the rankings by vector and by words, without the document of a question, and the words."""
-        rows = _Rows(self._index, left_out)
+        allowed = self._index.alive if left_out is None else _without_document(self._index, left_out)
         dense = lexical = words = None
         if query_D is not None:
-            numbers = range(len(self._index.segments))
-            dense = rows.best([(number, *_nearest(self._index, number, query_D[None])) for number in numbers])
+            dense = _ranked(
+                [_nearest(*each, query_D[None]) for each in zip(self._index.segments, allowed, strict=True)]
+            )
         if self._by_words is not None:
             words = self._by_words.words(text)
-            lexical = rows.best(self._by_words.search(words))
+            lexical = _ranked(self._by_words.search(words, allowed))
             lexical = Ranked(lexical.keys_H, lexical.scores_H / max(words.highest_score, _TINY))
         return dense, lexical, words
 
@@ -268,41 +270,39 @@ def _rounded(scores: Any, unit: float) -> np.ndarray:
     return rounded
 
 
-def _nearest(index: OpenIndex, number: int, query_1D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    alive = index.alive[number]
-    rows_1K, scores_1K = index.segments[number].search(
-        query_1D, 2 * FUSED_ROWS, allowed=None if alive is None else alive.mask_N, ready=True
-    )
+def _nearest(
+    segment: Segment, allowed: AllowedRows | None, query_1D: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    mask_N = None if allowed is None else allowed.mask_N
+    rows_1K, scores_1K = segment.search(query_1D, FUSED_ROWS, allowed=mask_N, ready=True)
     valid = rows_1K[0] >= 0
     return rows_1K[0][valid], scores_1K[0][valid]
 
 
-class _Rows:
-    """The rows of an index without those of the document of a question."""
+def _without_document(index: OpenIndex, about: Question) -> list[AllowedRows | None]:
+    """Return the rows of each segment without those of the document of a question; None: all."""
+    [document] = index.segments[about.segment].take([about.row], ["document_id"]).column(0).to_pylist()
+    allowed: list[AllowedRows | None] = []
+    for segment, alive in zip(index.segments, index.alive, strict=True):
+        rows_R = segment.rows_of_document(document)
+        if len(rows_R):
+            mask_N = np.ones(segment.rows, bool) if alive is None else alive.mask_N.copy()
+            mask_N[rows_R] = False
+            mask_N.setflags(write=False)
+            allowed.append(segment.allow(mask_N))
+        else:
+            allowed.append(alive)
+    return allowed
 
-    def __init__(self, index: OpenIndex, left_out: Question | None) -> None:
-        self._index = index
-        self._document = None
-        if left_out is not None:
-            [self._document] = self._documents(left_out.segment, np.array([left_out.row]))
 
-    def best(self, hits: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> Ranked:
-        """Return the best FUSED_ROWS of some rows; `hits` are per segment its number, rows and scores."""
-        keys, scores = [], []
-        for number, rows_M, scores_M in hits:
-            best = np.argsort(-scores_M, kind="stable")[: 2 * FUSED_ROWS]
-            if self._document is not None:
-                names = self._documents(number, rows_M[best])
-                best = best[np.array([name != self._document for name in names], bool)]
-            keys.append((np.int64(number) << _ROW_BITS) | rows_M[best].astype(np.int64))
-            scores.append(scores_M[best])
-        keys_H, scores_H = np.concatenate(keys), np.concatenate(scores)
-        order_H = np.argsort(-scores_H, kind="stable")[:FUSED_ROWS]
-        return Ranked(keys_H[order_H], scores_H[order_H].astype(np.float64))
-
-    def _documents(self, number: int, rows: np.ndarray) -> list[str]:
-        names: list[str] = self._index.segments[number].take(rows, ["document_id"]).column(0).to_pylist()
-        return names
+def _ranked(hits: Sequence[tuple[np.ndarray, np.ndarray]]) -> Ranked:
+    """Return the best FUSED_ROWS of some rows; `hits` are the rows and scores of each segment."""
+    keys = [
+        (np.int64(number) << _ROW_BITS) | rows_M.astype(np.int64) for number, (rows_M, _) in enumerate(hits)
+    ]
+    keys_H, scores_H = np.concatenate(keys), np.concatenate([scores_M for _, scores_M in hits])
+    order_H = np.argsort(-scores_H, kind="stable")[:FUSED_ROWS]
+    return Ranked(keys_H[order_H], scores_H[order_H].astype(np.float64))
 
 
 class _WordSearch:
@@ -320,13 +320,12 @@ class _WordSearch:
         [words] = weighted_terms([[QueryText(text, 1.0)]], self._analyser, self._words.statistics)
         return words
 
-    def search(self, words: WeightedTerms) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Return per segment its number, the best rows by the words and perhaps others, and their scores."""
+    def search(
+        self, words: WeightedTerms, allowed: Sequence[AllowedRows | None]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return per segment the best of the allowed rows by the words and perhaps others, and their scores."""
         search = self._words.search(words)
-        return [
-            (number, *search.best(number, 2 * FUSED_ROWS, alive))
-            for number, alive in enumerate(self._index.alive)
-        ]
+        return [search.best(number, FUSED_ROWS, rows) for number, rows in enumerate(allowed)]
 
     def elsewhere(self, about: Question, terms: Sequence[str]) -> tuple[Counter[str], int]:
         """Return how often the other passages of a passage's document have some terms, and how many words they have.

@@ -119,3 +119,23 @@ def test_a_passage_that_nothing_is_taken_from_scores_as_in_a_search(store, write
     assert len(shares) == 29
     highest = hits[0].score / shares[hits[0].id]
     assert {hit.id: hit.score for hit in hits} == pytest.approx({k: v * highest for k, v in shares.items()})
+
+
+def test_a_long_document_leaves_the_other_rows_in_the_rankings(store, write):
+    spec: dict[str, Any] = {
+        "index": "talks",
+        "source": {"text": "text", "document_id": "talk"},
+        "lexical": True,
+        "vectors": "optional",
+    }
+    rows = [{"id": f"p{row}", "talk": "long", "text": f"magma of volcano {row}"} for row in range(500)]
+    rows += [{"id": f"o{row}", "talk": f"t{row}", "text": f"a lamp of magma {row}"} for row in range(30)]
+    run(store, write("a.jsonl", rows), spec=spec)
+    index = open_index(store, "talks")
+    [segment] = index.segments
+    row = segment.row_of("p7")
+    assert row is not None
+    about = Question(PassageQuestion("magma of volcano", ("magma", "magma")), 0, row)
+    [search] = passage_searches(index, [about], None)
+    assert search.lexical is not None
+    assert sorted(segment.ids_of(search.lexical.keys_H)) == sorted(f"o{other}" for other in range(30))
