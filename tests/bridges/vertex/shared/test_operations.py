@@ -50,7 +50,7 @@ def test_other_processes_answer_for_an_operation_that_has_ended(tmp_path: Path):
 
 def test_a_running_operation_ends_with_its_response_and_metadata(tmp_path: Path):
     mine, others = operations(tmp_path), operations(tmp_path)
-    go_on = threading.Event()
+    told, go_on = threading.Event(), threading.Event()
 
     def work(progress):
         progress(
@@ -60,12 +60,14 @@ def test_a_running_operation_ends_with_its_response_and_metadata(tmp_path: Path)
                 )
             )
         )
+        told.set()
         assert go_on.wait(30)
         return Empty()
 
     begun = mine.begin(CALL, PLACE, index="", metadata=METADATA, work=work)
     assert not begun.done
     assert not others.get(begun.name).done
+    assert told.wait(30)  # one that tells its progress while it is closed is ended
     go_on.set()
     mine.close()
     ended = others.get(begun.name)
