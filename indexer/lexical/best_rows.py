@@ -254,4 +254,4 @@ class _Search:
         )  # fmt: skip
 
     def _permitted(self, rows: np.ndarray) -> np.ndarray:
-        return rows if self._allowed is None else rows[self._allowed.mask_N[rows]]
+        return rows if self._allowed is None else rows[self._allowed.holds(rows)]

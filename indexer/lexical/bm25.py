@@ -51,7 +51,6 @@ __all__ = [
     "Postings",
     "corpus_counts",
     "corpus_statistics",
-    "deleted_rows",
     "invert",
     "joined_postings",
     "map_document_postings",
@@ -162,9 +161,10 @@ class Postings:
         frequency = int((self.starts_T[numbers + 1] - self.starts_T[numbers]).sum())
         if alive is None:
             return frequency
-        deleted = deleted_rows(alive)
         bounds = zip(self.starts_T[numbers].tolist(), self.starts_T[numbers + 1].tolist(), strict=True)
-        return frequency - sum(fused.count_rows(self.rows_P[start:end], deleted) for start, end in bounds)
+        return frequency - sum(
+            fused.count_rows(self.rows_P[start:end], alive.excluded) for start, end in bounds
+        )
 
     def counts_in(self, rows_R: np.ndarray, terms: Sequence[str]) -> tuple[dict[str, int], int]:
         """Return how often some rows together have each term, and their length; the rows ascend."""
@@ -461,16 +461,6 @@ def corpus_counts(
 
 _SIZES: WeakKeyDictionary[AllowedRows, tuple[int, int]] = WeakKeyDictionary()
 """Cache of `_live_size`. A segment's live rows are the same object until rows are deleted."""
-_DELETED: WeakKeyDictionary[AllowedRows, np.ndarray] = WeakKeyDictionary()
-"""Cache of `deleted_rows`."""
-
-
-def deleted_rows(alive: AllowedRows) -> np.ndarray:
-    """Return the rows that are not alive, int64, ascending."""
-    deleted = _DELETED.get(alive)
-    if deleted is None:
-        deleted = _DELETED[alive] = np.flatnonzero(~alive.mask_N)
-    return deleted
 
 
 def _live_size(postings: Postings, alive: AllowedRows | None) -> tuple[int, int]:

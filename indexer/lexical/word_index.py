@@ -32,7 +32,6 @@ from scannery.indexer.lexical.bm25 import (
     MatchingTerms,
     Postings,
     corpus_counts,
-    deleted_rows,
     invert,
     joined_postings,
     matching_terms,
@@ -118,7 +117,7 @@ class _Part:
         self.shard, self.local = segment.shard, documents.numbers
         self.numbers_L = np.empty(len(documents.numbers), np.int32)
         """Number of each document in the index, int32."""
-        self.deleted = _NO_ROWS if segment.alive is None else deleted_rows(segment.alive)
+        self.deleted = _NO_ROWS if segment.alive is None else segment.alive.excluded
         """Numbers of the deleted rows, int64, ascending."""
 
     def may_share_documents(self, second: _Part) -> bool:
