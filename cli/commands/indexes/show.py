@@ -16,7 +16,7 @@ from scannery.cli.options import given_log_root
 from scannery.cli.output import size_text
 from scannery.client import IndexInfo
 from scannery.client.response.notebook import vectors_text
-from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
+from scannery.indexer import CurvePoint, IndexSpec, LexicalSpec, Manifest, SegmentEntry, Store, StoreError
 from scannery.indexer.manifest import ConfigTrial, Relevance
 from scannery.indexer.tuning.settings_choice import named_recalls, pick_point
 from scannery.live.log.location import LogRoot
@@ -86,6 +86,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield f"vectors {name}", escape(_named_text(manifest, name))
     yield "attributes", _attributes(manifest.spec)
     if manifest.spec.lexical:
+        yield "words", _words_text(manifest.spec.lexical)
         yield "search", _search_text(manifest)
     if manifest.relevance is not None:
         yield "relevance", _relevance_text(manifest.relevance)
@@ -120,6 +121,12 @@ def _vectors_text(manifest: Manifest) -> str:
     without = sum(entry.live_rows for entry in manifest.segments if not entry.vectors)
     note = f"; {without:,} datapoints without one" if without else ""
     return f"{manifest.dimensions} dimensions, {manifest.spec.distance}{note}"
+
+
+def _words_text(lexical: LexicalSpec) -> str:
+    """Return what a datapoint is scored by, and how words are analysed."""
+    whose = "of passages and of their whole documents" if lexical.counts_documents else "of each datapoint"
+    return f"{whose}; language {lexical.language}, analyser {lexical.version}"
 
 
 def _search_text(manifest: Manifest) -> str:

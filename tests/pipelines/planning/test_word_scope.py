@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import scannery
+from scannery.cli.main import main
 from scannery.indexer import Store
 from scannery.indexer.versions.versions import read_manifest
 from scannery.pipelines import build
@@ -106,3 +107,14 @@ def test_an_index_of_texts_that_are_not_cut_has_no_scope(tmp_path: Path) -> None
     (tmp_path / "in.jsonl").write_text(json.dumps({"id": "a", "text": "volcano"}))
     build({**SPEC, "source": {"text": "text"}}, [str(tmp_path / "in.jsonl")], str(tmp_path / "store"))
     assert scope_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("scope", "text"), [("document", "their whole documents"), ("passage", "each datapoint")]
+)
+def test_the_scope_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scope: str, text: str
+) -> None:
+    built(tmp_path, scope=scope)
+    assert main(["index", "show", "talks", "--store", str(tmp_path / "store")]) == 0
+    assert text in capsys.readouterr().out
