@@ -130,6 +130,24 @@ def _first_at_least(rows_P: np.ndarray, first: int, end: int, row: int) -> int:
 _first_at_least = compiled(_first_at_least)
 
 
+def _next_common(
+    rows_P: np.ndarray, posting: int, end: int, rows_R: np.ndarray, position: int
+) -> tuple[int, int]:
+    """Return where the next row is that postings and some rows share, both ascending; `end` and any if there is none.
+
+    Each list is passed in steps of the other one, so the time is that of the shorter one.
+    """
+    while position < rows_R.shape[0]:
+        posting = _first_at_least(rows_P, posting, end, rows_R[position])
+        if posting == end or rows_P[posting] == rows_R[position]:
+            return posting, position
+        position = _first_at_least(rows_R, position, rows_R.shape[0], rows_P[posting])
+    return end, position
+
+
+_next_common = compiled(_next_common)
+
+
 def _look_up_bm25(
     starts_T: np.ndarray,
     rows_P: np.ndarray,
@@ -144,16 +162,13 @@ def _look_up_bm25(
 ) -> None:
     """Add the BM25 scores of a query's terms of some rows, ascending, to `scores_C`, as `add_bm25` does for all."""
     for position in range(terms_Q.shape[0]):
-        weight, posting = weights_Q[position], starts_T[terms_Q[position]]
+        weight, first = weights_Q[position], starts_T[terms_Q[position]]
         end = starts_T[terms_Q[position] + 1]
-        for candidate in range(rows_C.shape[0]):
-            row = rows_C[candidate]
-            posting = _first_at_least(rows_P, posting, end, row)
-            if posting == end:
-                break
-            if rows_P[posting] == row:
-                count = counts_P[posting]
-                scores_C[candidate] += weight * count / (count + base + slope * lengths_N[row])
+        posting, candidate = _next_common(rows_P, first, end, rows_C, 0)
+        while posting < end:
+            count = counts_P[posting]
+            scores_C[candidate] += weight * count / (count + base + slope * lengths_N[rows_C[candidate]])
+            posting, candidate = _next_common(rows_P, posting, end, rows_C, candidate + 1)
 
 
 def _keep_best(
@@ -241,13 +256,11 @@ def _add_document_counts(
 
 def _count_rows(rows_P: np.ndarray, rows_R: np.ndarray) -> int:
     """Return how many of some rows, ascending, are among those of postings, ascending."""
-    hits, posting, end = 0, 0, rows_P.shape[0]
-    for position in range(rows_R.shape[0]):
-        posting = _first_at_least(rows_P, posting, end, rows_R[position])
-        if posting == end:
-            break
-        if rows_P[posting] == rows_R[position]:
-            hits += 1
+    hits, end = 0, rows_P.shape[0]
+    posting, position = _next_common(rows_P, 0, end, rows_R, 0)
+    while posting < end:
+        hits += 1
+        posting, position = _next_common(rows_P, posting, end, rows_R, position + 1)
     return hits
 
 
@@ -260,14 +273,11 @@ def _take_row_counts(
     counts_U: np.ndarray,
 ) -> None:
     """Subtract the occurrences of a term in some rows, ascending, from `counts_U` of their documents."""
-    posting, end = 0, rows_P.shape[0]
-    for position in range(taken_R.shape[0]):
-        row = taken_R[position]
-        posting = _first_at_least(rows_P, posting, end, row)
-        if posting == end:
-            return
-        if rows_P[posting] == row:
-            counts_U[numbers_L[documents_N[row]]] -= counts_P[posting]
+    end = rows_P.shape[0]
+    posting, position = _next_common(rows_P, 0, end, taken_R, 0)
+    while posting < end:
+        counts_U[numbers_L[documents_N[taken_R[position]]]] -= counts_P[posting]
+        posting, position = _next_common(rows_P, posting, end, taken_R, position + 1)
 
 
 def _add_document_scores(
