@@ -9,11 +9,13 @@ N rows, D documents, P postings.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from scannery.indexer.kernels.fused import compiled
 
-__all__ = ["MAX_LETTERS", "find_terms", "is_similar", "similar_terms", "sum_by_document"]
+__all__ = ["MAX_LETTERS", "find_terms", "is_similar", "numbers_of", "similar_terms", "sum_by_document"]
 
 MAX_LETTERS = 64
 """Letters of the longest word that `similar_terms` takes."""
@@ -168,6 +170,15 @@ def _sum_by_document(
 find_terms = compiled(_find_terms)
 sum_by_document = compiled(_sum_by_document)
 similar_terms = compiled(_similar_terms)
+
+
+def numbers_of(bytes_B: np.ndarray, starts_T: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+    """Return the number of each text among the terms, int64; of one that is no term -1 - that of the next term."""
+    keys = [text.encode("utf-8", "surrogatepass") for text in texts]
+    starts_Q = np.cumsum([0, *map(len, keys)], dtype=np.int64)
+    numbers_Q = np.empty(len(keys), np.int64)
+    find_terms(bytes_B, starts_T, np.frombuffer(b"".join(keys), np.uint8), starts_Q, numbers_Q)
+    return numbers_Q
 
 
 def is_similar(word: str, term: str, limit: int) -> bool:

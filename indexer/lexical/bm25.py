@@ -128,12 +128,7 @@ class Postings:
         """Return the number of each term, int64; negative: no row has it."""
         from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
 
-        keys = [term.encode("utf-8", "surrogatepass") for term in terms]
-        starts = np.cumsum([0, *map(len, keys)], dtype=np.int64)
-        numbers = np.empty(len(keys), np.int64)
-        keys_B = np.frombuffer(b"".join(keys), np.uint8)
-        term_kernels.find_terms(self._term_bytes, self._term_starts, keys_B, starts, numbers)
-        return numbers
+        return term_kernels.numbers_of(self._term_bytes, self._term_starts, terms)
 
     def matching_each(self, patterns: Sequence[str]) -> list[np.ndarray]:
         """Return what `matching` does for each pattern; those that are terms themselves are looked up at once."""

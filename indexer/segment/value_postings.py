@@ -124,12 +124,7 @@ class ValuePostings:
         from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
 
         # As bytes: a bisection of Arrow's strings makes a Python string of each that it compares.
-        keys = [text.encode("utf-8", "surrogatepass") for text in texts]
-        starts_Q = np.cumsum([0, *map(len, keys)], dtype=np.int64)
-        numbers_Q = np.empty(len(keys), np.int64)
-        keys_B = np.frombuffer(b"".join(keys), np.uint8)
-        term_kernels.find_terms(*self._text_bytes, keys_B, starts_Q, numbers_Q)
-        return numbers_Q
+        return term_kernels.numbers_of(*self._text_bytes, texts)
 
     @cached_property
     def _text_bytes(self) -> tuple[np.ndarray, np.ndarray]:
