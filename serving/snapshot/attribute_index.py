@@ -362,7 +362,3 @@ _KINDS: dict[ValueKind, Callable[[pa.DataType], bool]] = {
     "bool": pa.types.is_boolean,
     "timestamp": pa.types.is_timestamp,
 }
-
-
-def _bools(array: pa.Array) -> np.ndarray:
-    return np.asarray(array.to_numpy(zero_copy_only=False), bool)
