@@ -26,7 +26,6 @@ from scannery.indexer.datapoints.sparse import SparsePostings, score_sparse
 from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.lexical import word_index
-from scannery.indexer.lexical.best_rows import score_rows
 from scannery.indexer.lexical.bm25 import Postings, map_document_postings, of_documents
 from scannery.indexer.lexical.word_index import DocumentNumbers, DocumentWords
 from scannery.indexer.manifest import SegmentEntry
@@ -654,7 +653,6 @@ class Segment:
         if self._attributes:
             ValuePostings.of_column(pa.chunked_array([[""]])).find_texts([""])
         if self.postings is not None:
-            score_rows(self.postings, {"word": 1.0, "word~2": 1.0}, 1.0)
             word_index.warm_up()
         if self.sparse is not None:
             score_sparse(self.sparse, self.rows, np.zeros(0, np.uint32), np.zeros(0, np.float32))
