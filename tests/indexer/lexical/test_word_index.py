@@ -22,6 +22,8 @@ from scannery.indexer import (
     parse_spec,
     weighted_terms,
 )
+from scannery.indexer.kernels import fused
+from scannery.indexer.lexical.word_index import warm_up
 from tests.data import clustered, datapoints, publish
 
 SPEC = {
@@ -94,3 +96,12 @@ def test_scores_are_those_of_the_oracle_for_any_number_of_shards(
     assert one == pytest.approx(right, rel=1e-6)
     eight = scores(opened(tmp_path_factory.mktemp("eight"), corpus, shards=8), query)
     assert eight == one  # to the last bit
+
+
+def test_all_kernels_of_searches_by_words_are_compiled_before_the_first() -> None:
+    warm_up()
+    used = (
+        "add_bm25", "add_document_counts", "add_document_scores", "count_rows", "keep_best", "look_up_bm25",
+        "rows_of_best_documents", "take_row_counts",
+    )  # fmt: skip
+    assert [name for name in used if not getattr(fused, name).signatures] == []
