@@ -246,14 +246,12 @@ class _Models:
     @classmethod
     def of(cls, spec: IndexSpec, encoders: Mapping[str, PlannedEncoder]) -> _Models | None:
         """Return the models of the vectors of each name; None if no vector is made from a text."""
-        from scannery.embed.models.model_files import find_model
+        from scannery.embed.models.model_files import find_model, weights_bytes
 
         recipes = [recipe_of(encoder) for encoder in spec.document_encoders.values()]
         # A process loads an encoder once, for all of its names.
         folders = {recipe: find_model(encoders[recipe].spec.model) for recipe in recipes}
-        weights = sum(
-            path.stat().st_size for folder in folders.values() for path in folder.rglob("*.safetensors")
-        )
+        weights = sum(map(weights_bytes, folders.values()))
         flops = sum(_flops(folders[recipe]) or worker_resources.REFERENCE_FLOPS for recipe in recipes)
         return cls(weights, flops) if recipes else None
 

@@ -28,6 +28,7 @@ __all__ = [
     "find_model",
     "load_modules",
     "module_folders",
+    "weights_bytes",
 ]
 
 
@@ -206,6 +207,11 @@ def find_model(model: str | Path) -> Path:
 
     """
     return find_local_model(model) or _download(_full_name(str(model)))
+
+
+def weights_bytes(folder: Path) -> int:
+    """Return the size of the files with the weights of the model in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
 
 
 def find_local_model(model: str | Path) -> Path | None:

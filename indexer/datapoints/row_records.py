@@ -48,6 +48,11 @@ class Records:
         _write(table, sink)
         return cls(sink.getvalue())
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the buffer."""
+        return int(self._buffer.size)
+
     @cached_property
     def views(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The buffer as uint8, as int32 and as int64: Arrow aligns what it holds."""

@@ -53,6 +53,11 @@ class SparsePostings:
         self.values_P = parts["values_P"]
         """float32."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(sum(array.nbytes for array in vars(self).values()))
+
     @classmethod
     def map(cls, folder: Path) -> SparsePostings:
         """Return the postings that `write_sparse` wrote, memory-mapped."""

@@ -114,6 +114,11 @@ class Postings:
         """Return the postings that `write_postings` wrote, memory-mapped."""
         return cls({name: mapped(folder / name) for name in _ARRAYS})
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
     @cached_property
     def rows_with_words(self) -> int:
         """Number of rows that have at least one term."""

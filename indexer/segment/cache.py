@@ -29,7 +29,7 @@ from pathlib import Path
 from scannery.indexer.errors import StoreError
 from scannery.indexer.local.files import file_sha256, is_private, make_private
 
-__all__ = ["Hold", "SegmentCache", "default_cache_folder"]
+__all__ = ["Hold", "SegmentCache", "default_cache_folder", "file_sizes"]
 
 _LOG = logging.getLogger(__name__)
 _CHECKS = "checks.json"
@@ -230,6 +230,8 @@ class Hold:
             folder: given by `SegmentCache.opened`, whose context has not ended.
 
         """
+        self.folder = folder
+        """The folder."""
         self._lock = _locked(folder, fcntl.LOCK_SH)
 
     def __del__(self) -> None:
@@ -238,6 +240,17 @@ class Hold:
             with contextlib.suppress(OSError):
                 os.utime(lock)
             os.close(lock)
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of the files of a folder of the cache by their paths in it, as its `checks.json` has them.
+
+    Raises:
+        OSError, ValueError: there is no such folder, or the file is damaged.
+
+    """
+    checks = json.loads((folder / _CHECKS).read_text())
+    return {name: int(size) for name, (size, _) in checks.items()}
 
 
 def _max_bytes(environment: Mapping[str, str]) -> int:

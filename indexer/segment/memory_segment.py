@@ -167,6 +167,23 @@ class MemorySegment(Segment):
         )
         return int(self.entry.size_bytes + scaled + named)
 
+    @property
+    def heap_bytes(self) -> int:
+        """Bytes of this process that it takes now, with what searches have made of its rows."""
+        made = self.__dict__
+        size_bytes = self.size_bytes + self._hashes_2N.nbytes
+        size_bytes += 0 if self.has_only_documents else self._documents_2N.nbytes
+        if "whole" in made and self._parts.column("id").num_chunks > 1:
+            size_bytes += self.entry.size_bytes
+        if "searched_ND" in made and len(self._scaled or ()) > 1:
+            size_bytes += self.searched_ND.nbytes
+        for name in ("postings", "sparse", "ties", "records"):
+            if made.get(name) is not None:
+                size_bytes += made[name].size_bytes
+        if (documents := made.get("document_words")) is not None and documents.postings is not self.postings:
+            size_bytes += documents.postings.size_bytes
+        return int(size_bytes)
+
     @cached_property
     def records(self) -> Records:  # type: ignore[override]  # made when a hit is first read
         """The columns of `table`, each in one buffer."""

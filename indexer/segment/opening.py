@@ -33,7 +33,7 @@ from scannery.indexer.store.backend import check_size
 from scannery.indexer.store.object_store import RangeFile, Store
 from scannery.indexer.versions.versions import segment_key
 
-__all__ = ["RowIds", "open_segment", "read_row_ids", "unpacked_segment"]
+__all__ = ["RowIds", "cached_folder", "open_segment", "read_row_ids", "unpacked_segment"]
 
 
 _LOG = logging.getLogger(__name__)
@@ -69,20 +69,34 @@ def open_segment(
     return segment.with_named(dict(zip(entry.named, map(NamedVectors, named), strict=True)))
 
 
+def cached_folder(entry: SegmentEntry, cache: SegmentCache, cold: ColdReads | None = None) -> Path:
+    """Return the folder of the local cache for a file of a segment, whether it is there or not."""
+    return cache.folder / _cached_name(entry, cold)
+
+
 @contextlib.contextmanager
-def unpacked_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Iterator[Path]:
-    """Give the folder of the local cache with the unpacked files of a segment; arguments and errors as `open_segment`.
+def unpacked_segment(
+    store: Store, index: str, entry: SegmentEntry, cache: SegmentCache, cold: ColdReads | None = None
+) -> Iterator[Path]:
+    """Give the folder of the local cache with the unpacked file of a segment; arguments and errors as `open_segment`.
 
     The files stay until the context ends.
     """
     key = segment_key(index, entry.key)
     with _explained(key):
-        held = cache.opened(entry.sha256, partial(_unpack, store, key, entry), size_bytes=entry.size_bytes)
+        is_cold = cold is not None and has_cold_data(entry)
+        unpack = partial(unpack_cold if is_cold else _unpack, store, key, entry)
+        size_bytes = 0 if is_cold else entry.size_bytes
+        held = cache.opened(_cached_name(entry, cold), unpack, size_bytes=size_bytes)
         folder = held.__enter__()
     try:
         yield folder
     finally:
         held.__exit__(None, None, None)
+
+
+def _cached_name(entry: SegmentEntry, cold: ColdReads | None) -> str:
+    return f"{entry.sha256}-cold" if cold is not None and has_cold_data(entry) else entry.sha256
 
 
 def _open_file(
@@ -103,7 +117,7 @@ def _opened_cold(
     store: Store, key: str, entry: SegmentEntry, cache: SegmentCache, cold: ColdReads
 ) -> Segment:
     unpack = partial(unpack_cold, store, key, entry)
-    with cache.opened(f"{entry.sha256}-cold", unpack) as folder:
+    with cache.opened(_cached_name(entry, cold), unpack) as folder:
         check_size(key, store.size(key), entry.size_bytes)
         segment = ColdSegment(entry, folder, store, key, cold)
         segment.hold = Hold(folder)

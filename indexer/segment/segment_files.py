@@ -45,6 +45,7 @@ __all__ = [
     "HASHES",
     "INFO",
     "LEAVES",
+    "SCANN",
     "SPARSE",
     "TIES",
     "UNSCALED",
@@ -64,6 +65,7 @@ WORDS = "words"
 DOCUMENT_WORDS = "document_words"
 SPARSE = "sparse"
 LEAVES = "leaves"
+SCANN = "scann"
 TIES = "ties"
 ATTRIBUTES = "attributes"
 
@@ -99,8 +101,8 @@ def unpack(path: Path, folder: Path, key: str) -> None:
             _write_vectors(file, folder, info["distance"])
         table = file.read([name for name in file.schema_arrow.names if name != "embedding"])
     if info["scann"]:
-        (folder / "scann").mkdir()
-        unpack_assets(folder / "scann", table, info["scann"]["files"])
+        (folder / SCANN).mkdir()
+        unpack_assets(folder / SCANN, table, info["scann"]["files"])
         leaf_N = table.column(LEAF_COLUMN).to_numpy()
         with COMPILING:
             measure_leaves(mapped(folder / VECTORS), leaf_N, info["distance"], seed=0).save(folder / LEAVES)

@@ -66,6 +66,11 @@ class CoarseRows:
         worth = rows >= FEWEST_ROWS and dimensions >= FEWEST_DIMENSIONS
         return worth and rows * dimensions <= MOST_BYTES
 
+    @staticmethod
+    def size_bytes_of(rows: int, dimensions: int) -> int:
+        """Return the bytes of a copy: a byte of each component, scale and error of each row."""
+        return rows * (dimensions + 8)
+
     def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what `exact_search` does for all rows and `cosine`: rows_QK, int64, and scores_QK, float32.
 

@@ -58,6 +58,11 @@ class Ties(NamedTuple):
     vectors differ.
     """
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(self.ranks_N.nbytes + self.twins_2N.nbytes)
+
     @classmethod
     def map(cls, folder: Path) -> Ties:
         """Return what `write_ties` wrote, memory-mapped."""

@@ -30,6 +30,7 @@ def print_version(console: Console, store: Store, manifest: Manifest, *, current
     if current:
         _print_live(console, store, manifest)
     console.print(_segments(manifest))
+    _print_rows(console, _memory_facts(manifest))
     _print_curve(console, manifest)
     _print_rows(console, _build_facts(manifest.statistics))
 
@@ -194,6 +195,22 @@ def _segments(manifest: Manifest) -> Table:
         counts = (documents, f"{entry.live_rows:,}", deleted)
         table.add_row(str(entry.shard), entry.sha256[:12], entry.kind, *counts, size_text(entry.size_bytes))
     return table
+
+
+def _memory_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield bytes a row by component; nothing if the local cache lacks a segment: only its files tell."""
+    from scannery.indexer import cached_memory  # imports ScaNN's modules
+
+    memory = cached_memory(manifest)
+    if not memory or not manifest.rows:
+        return
+    for label, sizes in (
+        ("needed memory", {name: size.needed for name, size in memory.items()}),
+        ("mapped files", {name: size.mapped for name, size in memory.items()}),
+    ):
+        parts = [f"{name} {size / manifest.rows:,.1f}" for name, size in sizes.items() if size]
+        total = sum(sizes.values())
+        yield label, f"{size_text(total)}; bytes a row: {', '.join(parts) or 'none'}"
 
 
 def _print_curve(console: Console, manifest: Manifest) -> None:
