@@ -98,6 +98,7 @@ class LiveIndex(Generic[SnapshotT]):
         rows: RowReader = OWN_ROWS,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_gap: Callable[[], None] = lambda: None,
+        room: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         """Replay the log.
 
@@ -109,6 +110,7 @@ class LiveIndex(Generic[SnapshotT]):
             rows: finds the rows that writes need, those of all shards.
             waiting: returns a context manager; inside it, a request waits and leaves its permit to others.
             on_gap: called when this object must move to a later version or, if `replaced`, be created again.
+            room: raises OverloadedError if there is no memory for a record of some bytes, which is then not written.
 
         Raises:
             CorruptError, FormatError: the log cannot be replayed.
@@ -122,7 +124,7 @@ class LiveIndex(Generic[SnapshotT]):
         self._closed = False
         self.dropped = False
         """Whether it is closed because the index was dropped: writes then fail as for any unknown index."""
-        self._on_gap = on_gap
+        self._on_gap, self._room = on_gap, room
         self.replaced = False
         """Whether the log or the index was replaced: this object must be created again."""
         self._superseded_version = 0
@@ -348,7 +350,8 @@ class LiveIndex(Generic[SnapshotT]):
 
         Raises:
             ReadOnlyError: the store is a bucket, and there is no folder for a log.
-            OverloadedError: the rows in memory or the log exceed their limit until they are sealed.
+            OverloadedError: the rows in memory or the log exceed their limit until they are sealed, or there is no room
+                for more in memory.
             ClosedError: the engine is closed.
             UnknownIndexError: the index was dropped.
 
@@ -360,6 +363,7 @@ class LiveIndex(Generic[SnapshotT]):
                 f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
                 "updates needs a local folder (--log)"
             )
+        self._room(0)
         state = self._state
         live = state.manifest.spec.live
         if state.unsealed_rows >= live.max_rows or state.unsealed_bytes >= live.max_bytes:
@@ -424,6 +428,7 @@ class LiveIndex(Generic[SnapshotT]):
 
     def _submit(self, write: Write, deadline: Deadline) -> Answer:
         self.check_writable()
+        self._room(write.size_bytes)
         with self._applied:
             if self._closed:
                 raise self._closed_error()

@@ -14,6 +14,7 @@ ServingError
 ├── RerankerUnavailableError  reranking was requested, and the index has no usable reranker
 ├── DeadlineError             the deadline of the request passed
 ├── OverloadedError           the request was rejected because of load
+│   ├── MemoryCeilingError    the ceiling of the server's memory leaves no room
 │   └── OtherVersionError     the index goes over to a version for which the write was not prepared
 ├── UnavailableError          another server of the cluster does not answer now
 │   └── StateGoneError        the leaves do not have the state that was asked for
@@ -54,6 +55,7 @@ __all__ = [
     "EncoderUnreachableError",
     "InvalidRequestError",
     "LexicalUnavailableError",
+    "MemoryCeilingError",
     "OtherVersionError",
     "OverloadedError",
     "PermissionDeniedError",
@@ -251,6 +253,10 @@ class DeadlineError(ServingError, TimeoutError, code="DEADLINE_EXCEEDED"):
 
 class OverloadedError(ServingError, code="RESOURCE_EXHAUSTED"):
     """The request was rejected because of load; try again after `retry_after_s`."""
+
+
+class MemoryCeilingError(OverloadedError):
+    """The ceiling of the server's memory leaves no room for a version or for new rows: none was opened or written."""
 
 
 class OtherVersionError(OverloadedError):

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 
-__all__ = ["SharedBlobs", "SharedMarks", "SharedTable", "blobs_for"]
+__all__ = ["SharedBlobs", "SharedMarks", "SharedTable", "blob_bytes", "blobs_for"]
 
 
 _HEADER = struct.Struct("<QQ")
@@ -31,9 +31,14 @@ BYTES_PER_VECTOR = 16_384
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
 
 
+def blob_bytes(vectors: int) -> int:
+    """Return the memory that a process has for `vectors` vectors per index."""
+    return min(max(vectors * BYTES_PER_VECTOR, _LEAST_BYTES), _MOST_BYTES)
+
+
 def blobs_for(processes: int, vectors: int) -> SharedBlobs:
     """Return a slot for each of some processes, each of which shares up to `vectors` vectors per index."""
-    return SharedBlobs(processes, min(max(vectors * BYTES_PER_VECTOR, _LEAST_BYTES), _MOST_BYTES))
+    return SharedBlobs(processes, blob_bytes(vectors))
 
 
 class SharedBlobs:

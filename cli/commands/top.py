@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from scannery.cli.output import console
+from scannery.cli.output import console, size_text
 from scannery.client import UnavailableError
 
 __all__ = ["Sample", "parse_metrics", "top", "view"]
@@ -68,7 +68,7 @@ def parse_metrics(text: str) -> Sample:
 
 def view(before: Sample, now: Sample, seconds: float) -> Group:
     """Return the tables of the changes between two samples taken `seconds` apart."""
-    return Group(_server(before, now, seconds), _requests(before, now, seconds), _indexes(now))
+    return Group(_server(before, now, seconds), _requests(before, now, seconds), _indexes(now), _memory(now))
 
 
 def _server(before: Sample, now: Sample, seconds: float) -> Table:
@@ -148,6 +148,33 @@ def _indexes(now: Sample) -> Table:
             _effective(now, labels),
         )
     return table
+
+
+def _memory(now: Sample) -> Table:
+    """Return what each index, and the processes, need of memory by component, and what else is mapped."""
+    needed, mapped = (_by_index(now.get(f"scannery_{name}_bytes", {})) for name in ("memory", "mapped"))
+    ceiling = _total(now, "scannery_memory_ceiling_bytes")
+    total = sum(sum(each.values()) for each in needed.values())
+    title = f"memory needed: {size_text(int(total))}" + (f" of {size_text(int(ceiling))}" if ceiling else "")
+    table = Table("index", "needed", "by component", "mapped", title=title, title_justify="left")
+    for index in sorted({*needed, *mapped}):
+        parts = sorted(needed[index].items(), key=lambda part: -part[1])
+        table.add_row(
+            index or "(processes)",
+            size_text(int(sum(needed[index].values()))),
+            ", ".join(f"{name} {size_text(int(size))}" for name, size in parts),
+            size_text(int(sum(mapped[index].values()))),
+        )
+    return table
+
+
+def _by_index(samples: Mapping[tuple[tuple[str, str], ...], float]) -> Mapping[str, dict[str, float]]:
+    """Return the values by index and component."""
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    for labels, value in samples.items():
+        named = dict(labels)
+        values[named["index"]][named["component"]] = value
+    return values
 
 
 def _with_error(now: Sample, labels: tuple[tuple[str, str], ...]) -> str:

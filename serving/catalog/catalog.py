@@ -118,7 +118,15 @@ class Catalog:
         self.encoders = self._opener.encoders
         self.former = self._opener.former
         """Versions that were open before the newest, where these stay open for a while."""
-        self.held = HeldSnapshots(clock)
+        self.memory = self._opener.memory
+        """Memory of the open indexes."""
+        self.memory.snapshots = lambda: [snapshot.index for snapshot in self.snapshots()]
+        processes = self.memory.processes
+        self.held = (
+            HeldSnapshots(clock)
+            if processes is None
+            else HeldSnapshots(clock, max_bytes=processes.worker_scans_bytes)
+        )
         """Snapshots of running scans."""
         self._versions = PublishedVersions(store, leaves)
         self._only = None if only is None else frozenset(only)

@@ -94,9 +94,16 @@ NOTHING = Holds(frozenset(), None)
 class HeldSnapshots:
     """The kept snapshots of all indexes of a process. Safe to use from several threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep none yet; `clock` returns seconds."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, max_bytes: int | None = None) -> None:
+        """Keep none yet.
+
+        Args:
+            clock: returns seconds.
+            max_bytes: bound of rows and results together, where it is less than MAX_BYTES and MAX_RESULT_BYTES.
+
+        """
         self._clock = clock
+        self._half_bytes = None if max_bytes is None else max_bytes // 2
         self._held: OrderedDict[Key, HeldSnapshot] = OrderedDict()
         """The one that was read last is last."""
         self._lock = threading.Lock()
@@ -105,6 +112,9 @@ class HeldSnapshots:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def _bound(self, max_bytes: int) -> int:
+        return max_bytes if self._half_bytes is None else min(max_bytes, self._half_bytes)
 
     def hold(self, snapshot: Snapshot) -> HeldSnapshot:
         """Keep a snapshot, or the equal one that is kept already."""
@@ -118,7 +128,7 @@ class HeldSnapshots:
             while len(self._held) > 1:
                 if len(self._held) > MAX_SNAPSHOTS:
                     self._drop(Counter(each for kept in self._held.values() for each in kept.callers))
-                elif self._size_bytes() > MAX_BYTES:
+                elif self._size_bytes() > self._bound(MAX_BYTES):
                     accounts = {each: None for kept in self._held.values() for each in kept.callers}
                     self._drop({each: self._size_bytes(each) for each in accounts})
                 else:
@@ -230,7 +240,7 @@ class HeldSnapshots:
                 sizes[each.account] += each.result.size_bytes
             if len(kept) > MAX_RESULTS:
                 amounts = Counter(each.account for _, _, each in kept)
-            elif sizes.total() > MAX_RESULT_BYTES:
+            elif sizes.total() > self._bound(MAX_RESULT_BYTES):
                 amounts = sizes
             else:
                 return

@@ -5,7 +5,7 @@ Which indexes are served cold: their vectors stay in the store, and are read whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,15 +14,17 @@ from functools import cached_property
 from scannery.indexer import (
     ColdReads,
     IndexerError,
+    Manifest,
     OpenIndex,
     SegmentCache,
     Shards,
     Store,
     latest_version,
     manifest_key,
-    open_index,
+    memory_of_opening,
     read_manifest,
 )
+from scannery.indexer.reader import open_manifest
 from scannery.live.leaf_index import LeafIndex
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.homes import log_home
@@ -32,6 +34,7 @@ from scannery.live.maintenance.scheduler import Maintenance
 from scannery.runtime.errors import DeadlineError
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.former_versions import FormerVersions
+from scannery.serving.catalog.memory_budget import MemoryBudget
 from scannery.serving.config import ALL_COLD
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine import hydrator
@@ -40,7 +43,7 @@ from scannery.serving.scheduling.permits import current_permit, waiting
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["ColdIndexes", "VersionOpener"]
+__all__ = ["ColdIndexes", "VersionOpener", "open_within"]
 
 PATIENCE_S = 60.0
 """Most seconds of a wait outside of requests, as when an index is opened."""
@@ -49,9 +52,15 @@ PATIENCE_S = 60.0
 class ColdIndexes:
     """The names of the indexes that are cold, and the reads of their vectors in this process."""
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        """Keep the names; ALL_COLD stand for all indexes."""
-        self._names = frozenset(names)
+    def __init__(self, names: Iterable[str] = (), *, max_bytes: int | None = None) -> None:
+        """Keep the names; ALL_COLD stand for all indexes.
+
+        Args:
+            names: of the indexes.
+            max_bytes: of the pages that are kept; None: as of `ColdReads`.
+
+        """
+        self._names, self._max_bytes = frozenset(names), max_bytes
         self._all = not self._names.isdisjoint(ALL_COLD)
 
     def has(self, name: str) -> bool:
@@ -64,7 +73,7 @@ class ColdIndexes:
 
     @cached_property
     def _reads(self) -> ColdReads:
-        return ColdReads(patience=_patience)
+        return ColdReads(max_bytes=self._max_bytes, patience=_patience)
 
 
 @contextmanager
@@ -107,6 +116,10 @@ class VersionOpener:
     live: Callable[..., LiveIndex[Snapshot]] = LiveIndex
     """Makes an open index; arguments as of `LiveIndex`. A `LeafIndex` stays at its version: the next version is another
     one, beside it."""
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
+    """Counts what is open, and tells whether there is room."""
+    filters: FilterCache | None = None
+    """Cache whose memory the filters of all indexes share; None: each index has a bound of its own."""
     former: FormerVersions = field(default_factory=FormerVersions)
     """Keeps those that stay at their version, when the next one takes their place."""
     maintenance: Callable[[Store, str, LogRoot], Maintenance] | None = Maintenance
@@ -170,10 +183,11 @@ class VersionOpener:
         return self._open(current.manifest.index, version, current)
 
     def _open(self, name: str, version: int, reuse: OpenIndex | None) -> OpenIndex:
-        return open_index(
+        return open_within(
+            self.memory,
             self.store,
-            name,
-            version,
+            read_manifest(self.store, name, version),
+            models=self.encoders.memory_of if self.encodes else lambda manifest: {},
             cache=self.cache,
             reuse=reuse,
             shards=self.shards,
@@ -190,7 +204,13 @@ class VersionOpener:
             before.retire()
         home = log_home(self.store, entry.name, self.log_root)
         live = self.live(
-            index, self._snapshots(), home=home, shards=self.shards, waiting=waiting, on_gap=entry.look_again
+            index,
+            self._snapshots(),
+            home=home,
+            shards=self.shards,
+            waiting=waiting,
+            on_gap=entry.look_again,
+            room=self.memory.check_write,
         )
         if isinstance(before, LeafIndex) and _version_of(before) != _version_of(live):
             # Before the next version takes its place: no moment is without one of the two.
@@ -203,13 +223,51 @@ class VersionOpener:
 
     def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:
         """Return the snapshot factory of one index; its snapshots share a filter cache."""
-        filters, recall = FilterCache(), self.recall
+        filters, recall = FilterCache(shared=self.filters), self.recall
 
         def make(index: OpenIndex, sequence: int) -> Snapshot:
             step = no_step if recall is None else recall.reader(index.manifest)
             return Snapshot(index, self.encoders, filters, sequence, step)
 
         return make
+
+
+def open_within(
+    memory: MemoryBudget,
+    store: Store,
+    manifest: Manifest,
+    *,
+    models: Callable[[Manifest], Mapping[str, int]],
+    cache: SegmentCache,
+    reuse: OpenIndex | None,
+    shards: Shards | None,
+    cold: ColdReads | None,
+) -> OpenIndex:
+    """Return the index of a manifest, open and counted, if there is room for it.
+
+    Args:
+        memory: counts it.
+        store: with the index.
+        manifest: of the version.
+        models: returns the memory of the encoders of an index that are loaded with it.
+        cache: as of `open_manifest`.
+        reuse: likewise.
+        shards: likewise.
+        cold: likewise.
+
+    Raises:
+        MemoryCeilingError: there is no room; nothing was opened.
+        IndexerError: as `open_manifest`.
+
+    """
+    encoders = models(manifest)
+    if memory.ceiling_bytes is not None:
+        local = manifest if shards is None else manifest.of_shards(shards)
+        needed = memory_of_opening(store, local, cache, cold=cold, reuse=reuse)
+        memory.check_opening(f"index {manifest.index}", needed, encoders)
+    index = open_manifest(store, manifest, cache=cache, reuse=reuse, shards=shards, cold=cold)
+    memory.opened(index, encoders)
+    return index
 
 
 def _version_of(index: LiveIndex[Snapshot]) -> tuple[str | None, int]:

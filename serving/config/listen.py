@@ -203,9 +203,8 @@ class ListenConfig:
         names = {name.strip() for name in self.bridges.split(",")}
         return frozenset(names - {"", "none"})
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of `memory_budget`."""
+    def request_bytes(self, workers: int) -> int:
+        """Return the bound of the memory of requests of each of some workers, in bytes."""
         if self.memory_budget:
             return self.memory_budget
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

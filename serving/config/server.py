@@ -14,8 +14,10 @@ from scannery.indexer.contents import ContentsReader
 from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError
+from scannery.runtime.memory import ProcessMemory, cgroup_ceiling, parse_memory
 from scannery.runtime.options import option
 from scannery.runtime.paths import make_absolute, overlap
+from scannery.runtime.sharing import blob_bytes
 from scannery.serving.config.listen import (
     LeavesConfig,
     ListenConfig,
@@ -98,6 +100,15 @@ class ServerConfig(ListenConfig):
     )
     """`*` is as `all`. Their recall is not sampled, since an exact search reads all vectors."""
 
+    memory: str = option(
+        "auto",
+        "Ceiling of what the indexes and processes of this server need of memory, such as 2GiB: a version that would "
+        "exceed it is not opened, and new rows are refused. `auto`: the limit of the container less a tenth and 64 "
+        "MiB, if it has one; `none`: no ceiling.",
+        metavar="SIZE|auto|none",
+    )
+    """Vectors and texts are mapped, so that the kernel takes their memory back: they do not count."""
+
     recall_share: float = option(
         0.05,
         "Share of queries repeated as exact searches, to estimate the recall; 0: none, and it is not held.",
@@ -157,6 +168,7 @@ class ServerConfig(ListenConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.ceiling_bytes  # checks the text
         self._check_role()
         _ = self.private  # checks its address
         self._check_told_address()
@@ -175,6 +187,34 @@ class ServerConfig(ListenConfig):
             "root": "; this is a root of a cluster, and no leaf",
         }
         return messages.get(self.role, "")
+
+    @property
+    def ceiling_bytes(self) -> int | None:
+        """The ceiling of the memory of the server, in bytes; None: there is none. Raises ConfigError."""
+        if self.memory == "none":
+            return None
+        return cgroup_ceiling() if self.memory == "auto" else parse_memory(self.memory)
+
+    def process_memory(self, workers: int) -> ProcessMemory | None:
+        """Return what some workers need besides indexes, and their bounds; None without a ceiling."""
+        ceiling_bytes = self.ceiling_bytes
+        if ceiling_bytes is None:
+            return None
+        from scannery.indexer.segment.cold.cold_vectors import kept_bytes  # imports numpy
+
+        return ProcessMemory(
+            workers=workers,
+            ceiling_bytes=ceiling_bytes,
+            requests_bytes=self.memory_budget,
+            has_metrics=bool(self.metrics_listen),
+            cold_bytes=kept_bytes() if self.cold else 0,
+            kept_queries_bytes=blob_bytes(self.keep_queries) if self.keep_queries else 0,
+        )
+
+    def request_bytes(self, workers: int) -> int:
+        """As of any server; with a ceiling, a share of it unless `memory_budget` says otherwise."""
+        processes = self.process_memory(workers)
+        return super().request_bytes(workers) if processes is None else processes.worker_requests_bytes
 
     @property
     def shards(self) -> Shards | None:

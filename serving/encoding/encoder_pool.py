@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from scannery.indexer import EncoderSpec, IndexSpec, Manifest, SourceSpec
 from scannery.runtime.errors import EncoderUnavailableError
+from scannery.runtime.memory import ENCODER_COPIES
 from scannery.runtime.paths import current_folder, placed_model
 from scannery.runtime.retry import RetryState
 from scannery.serving.config import CACHED_QUERIES, RemoteConfig
-from scannery.serving.encoding.query_encoder import Observer, QueryEncoder
+from scannery.serving.encoding.query_encoder import CACHED_BYTES, Observer, QueryEncoder
 from scannery.serving.encoding.reranker import RerankerPool
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class EncoderPool:
         reranker: str | None = None,
         remote: RemoteConfig | None = None,
         cached: int = CACHED_QUERIES,
+        cached_bytes: int = CACHED_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; encoders load on first use.
@@ -44,10 +46,11 @@ class EncoderPool:
             reranker: the cross-encoder of all indexes, in place of those in their specs.
             remote: the encoder process; None: models are loaded in this process.
             cached: limit of cached queries of each encoder.
+            cached_bytes: limit of their texts and vectors.
             clock: returns seconds.
 
         """
-        self._cached = cached
+        self._cached, self._cached_bytes = cached, min(cached_bytes, CACHED_BYTES)
         self._clock = clock
         self._folder = current_folder()
         self._device = device
@@ -75,13 +78,31 @@ class EncoderPool:
                 f"index {manifest.index!r} has no encoder, so it accepts vectors only; send a vector",
                 field=field,
             )
-        spec = manifest.spec.encoder.model_dump(exclude={"device", "dtype"})
-        key = json.dumps([spec, manifest.encoder, manifest.dimensions], sort_keys=True)
+        key = _key(manifest)
         # One load at a time: loading a model saturates the memory bandwidth.
         with self._lock:
             if key not in self._encoders:
                 self._encoders[key] = self._loaded(key, manifest, field)
             return self._encoders[key]
+
+    def memory_of(self, manifest: Manifest) -> dict[str, int]:
+        """Return the memory of the encoders of an index in this process, in bytes, by what they are loaded by.
+
+        Those that are in another process, or cannot be found, have none.
+        """
+        encoded = [] if self._remote is not None else manifest.encoded.values()
+        return {_key(each): self.model_bytes(each.spec.encoder) for each in encoded if each.spec.encoder}
+
+    def model_bytes(self, spec: EncoderSpec) -> int:
+        """Return the memory that an encoder takes in a process that loads it; 0 if its model is not on this machine."""
+        from scannery.embed import EmbedError
+        from scannery.embed.models.model_files import find_local_model, weights_bytes
+
+        try:
+            folder = find_local_model(placed_model(spec.model, self._folder))
+        except (EmbedError, OSError):  # to load it tells what is wrong
+            return 0
+        return int(ENCODER_COPIES * weights_bytes(folder)) if folder else 0
 
     def encoder_of_model(self, spec: EncoderSpec, *, field: str) -> QueryEncoder:
         """Return an encoder that no index has yet, loaded at the first call; raises as `fingerprint_of`."""
@@ -162,7 +183,9 @@ class EncoderPool:
     def _created(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
             encoder = load_encoder(manifest, self._device, self._folder)
-            return QueryEncoder(encoder, cached=self._cached, observer=self.observer)
+            return QueryEncoder(
+                encoder, cached=self._cached, cached_bytes=self._cached_bytes, observer=self.observer
+            )
         from scannery.serving.encoding.remote_encoder import EncoderProcess, RemoteEncoder
 
         # Connected on first use: connections do not survive a fork.
@@ -170,9 +193,17 @@ class EncoderPool:
         return QueryEncoder(
             RemoteEncoder(self._process, manifest),
             cached=self._cached,
+            cached_bytes=self._cached_bytes,
             observer=self.observer,
             batched=False,
         )
+
+
+def _key(manifest: Manifest) -> str:
+    """Return what indexes with the same encoder share."""
+    assert manifest.spec.encoder is not None
+    spec = manifest.spec.encoder.model_dump(exclude={"device", "dtype"})
+    return json.dumps([spec, manifest.encoder, manifest.dimensions], sort_keys=True)
 
 
 def _options(spec: EncoderSpec) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from scannery.serving.telemetry.tracing import span
 if TYPE_CHECKING:
     from scannery.embed import Chunker
 
-__all__ = ["Observer", "QueryEncoder", "TextBatcher", "TextEncoder"]
+__all__ = ["CACHED_BYTES", "Observer", "QueryEncoder", "TextBatcher", "TextEncoder"]
 
 
 EncodeBatch = Callable[[Sequence[str]], np.ndarray]

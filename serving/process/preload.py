@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 
 from scannery.embed.devices.cuda_devices import has_cuda
 from scannery.indexer import (
     Manifest,
     OpenIndex,
-    Shards,
+    SegmentCache,
     Store,
     latest_version,
-    open_index,
     read_manifest,
 )
 from scannery.live.log.homes import check_log_root
@@ -29,14 +29,16 @@ from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.tasks import SlowProgress
 from scannery.serving.bridging.discovery import load_bridges
+from scannery.serving.catalog.memory_budget import MemoryBudget
 from scannery.serving.catalog.published_versions import is_stored
-from scannery.serving.catalog.version_opener import ColdIndexes
+from scannery.serving.catalog.version_opener import ColdIndexes, open_within
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding.encoder_pool import EncoderPool
+from scannery.serving.encoding.query_encoder import CACHED_BYTES
 from scannery.serving.engine import hydrator
 from scannery.serving.services.embedding import EncoderRegistry
 
-__all__ = ["PreloadedState", "encoder_pool", "preload", "preload_encoders"]
+__all__ = ["PreloadedState", "cold_indexes", "encoder_pool", "preload", "preload_encoders"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,14 +56,19 @@ class PreloadedState:
     indexes: dict[str, OpenIndex] = field(default_factory=dict)
     cold: ColdIndexes = field(default_factory=ColdIndexes)
     """The indexes whose vectors stay in the store."""
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
+    """Memory of the indexes and encoders, and its ceiling."""
 
 
-def preload(config: ServerConfig, before: PreloadedState | None = None) -> PreloadedState:
+def preload(
+    config: ServerConfig, before: PreloadedState | None = None, *, workers: int = 1
+) -> PreloadedState:
     """Open what can be shared; workers open the rest.
 
     Args:
         config: the options.
         before: of the last generation; what did not change is reused.
+        workers: number of workers.
 
     Raises:
         NotFoundError, StoreError: the store does not exist or cannot be read, or the database of the logs.
@@ -74,22 +81,29 @@ def preload(config: ServerConfig, before: PreloadedState | None = None) -> Prelo
     if before is None:
         check_log_root(log_root_of(config.log))
     preloaded = PreloadedState(
-        before.encoders if before else encoder_pool(config),
-        cold=before.cold if before else ColdIndexes(config.cold),
+        before.encoders if before else encoder_pool(config, workers),
+        cold=before.cold if before else cold_indexes(config, workers),
+        memory=before.memory if before else MemoryBudget(config.process_memory(workers), workers),
     )
+    preloaded.memory.sharing(shared=True)
     manifests = list(_manifests(store, config)) if store.local_root is not None else []
     if before is None and config.indexes and store.local_root is not None:
         _check_named(store, config)
-    # In parallel: opening is mostly reading and hashing, loading a model is mostly Python.
+    # In parallel: opening is mostly reading and hashing, loading a model is mostly Python. With a ceiling, encoders of
+    # indexes for which there is no room are not loaded.
+    is_bounded = preloaded.memory.ceiling_bytes is not None
     with _without_collector(), ThreadPoolExecutor(1) as background:
         if before is None:
             rows = sum(manifest.rows for manifest in manifests)
             _LOG.info("opening %s: indexes %d, datapoints %d", config.store, len(manifests), rows)
-        loading = background.submit(_load_encoders, manifests, preloaded.encoders, config)
+        load = partial(_load_encoders, encoders=preloaded.encoders, config=config)
+        loading = None if is_bounded else background.submit(load, manifests)
         progress = SlowProgress(_LOG, "indexes opened", len(manifests))
         for manifest in manifests:
-            _open(store, manifest, preloaded, before, config.shards)
+            _open(store, manifest, preloaded, before, config)
             progress.step()
+        if loading is None:
+            loading = background.submit(load, [each for each in manifests if each.index in preloaded.indexes])
         if not loading.done():
             _LOG.info("loading the encoders")
         loading.result()
@@ -116,14 +130,22 @@ def preload_encoders(config: EncoderConfig, before: EncoderRegistry | None = Non
     return encoders
 
 
-def encoder_pool(config: ServerConfig) -> EncoderPool:
-    """Return the encoder pool of a server; models load on first use."""
+def encoder_pool(config: ServerConfig, workers: int) -> EncoderPool:
+    """Return the encoder pool of each of some workers; models load on first use."""
+    processes = config.process_memory(workers)
     return EncoderPool(
         device=config.device,
         reranker=config.reranker,
         remote=config.encoder,
         cached=config.cached_queries,
+        cached_bytes=CACHED_BYTES if processes is None else processes.worker_queries_bytes,
     )
+
+
+def cold_indexes(config: ServerConfig, workers: int) -> ColdIndexes:
+    """Return the cold indexes of each of some workers."""
+    processes = config.process_memory(workers)
+    return ColdIndexes(config.cold, max_bytes=None if processes is None else processes.worker_cold_bytes)
 
 
 @contextmanager
@@ -169,13 +191,20 @@ def _open(
     manifest: Manifest,
     preloaded: PreloadedState,
     before: PreloadedState | None,
-    shards: Shards | None,
+    config: ServerConfig,
 ) -> None:
     name = manifest.index
     try:
-        reuse = before.indexes.get(name) if before else None
-        cold = preloaded.cold.reads_of(name)
-        index = open_index(store, name, manifest.version, reuse=reuse, shards=shards, cold=cold)
+        index = open_within(
+            preloaded.memory,
+            store,
+            manifest,
+            models=_models(preloaded.encoders, config),
+            cache=SegmentCache(),
+            reuse=before.indexes.get(name) if before else None,
+            shards=config.shards,
+            cold=preloaded.cold.reads_of(name),
+        )
         hydrator.warm_up(index.segments, index.spec)
         _ = index.words  # the documents of its segments, which each worker would number for itself
         preloaded.indexes[name] = index
@@ -188,10 +217,21 @@ def _log_not_shared(name: str, error: Exception) -> None:
     _LOG.debug("index %s is not shared: %s", name, error)
 
 
+def _encodes(config: ServerConfig) -> bool:
+    """Return whether encoders are loaded before the fork.
+
+    A connection to another process does not survive a fork; each worker makes its own. Leaves get vectors.
+    """
+    return config.encoder is None and config.role != "leaf" and _forks_well(config.device)
+
+
+def _models(encoders: EncoderPool, config: ServerConfig) -> Callable[[Manifest], Mapping[str, int]]:
+    return encoders.memory_of if _encodes(config) else lambda manifest: {}
+
+
 def _load_encoders(manifests: Sequence[Manifest], encoders: EncoderPool, config: ServerConfig) -> None:
     encoded = [each for manifest in manifests for each in manifest.encoded.values()]
-    # A connection to another process does not survive a fork; each worker makes its own. Leaves get vectors.
-    if config.encoder is not None or config.role == "leaf" or not encoded or not _forks_well(config.device):
+    if not encoded or not _encodes(config):
         return
     for manifest in encoded:
         try:

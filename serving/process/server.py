@@ -10,6 +10,7 @@ from typing import Any
 from scannery.indexer import Store
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError, UnknownIndexError
+from scannery.runtime.memory import ProcessMemory
 from scannery.runtime.sharing import blobs_for
 from scannery.serving.bridging.bridges import Bridges
 from scannery.serving.bridging.discovery import open_bridges
@@ -17,8 +18,8 @@ from scannery.serving.bridging.engine import Engine
 from scannery.serving.bridging.host import Host, Inside
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.description import memory_rows
+from scannery.serving.catalog.memory_budget import MemoryBudget, MemorySamples
 from scannery.serving.catalog.roles import leaf_catalog, root_catalog, server_catalog
-from scannery.serving.catalog.version_opener import ColdIndexes
 from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.config import ServerConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, LEAF_SERVICE, SEARCH_SERVICE
@@ -28,12 +29,13 @@ from scannery.serving.observation.query_observer import ObserverTask, QueryObser
 from scannery.serving.observation.query_reservoirs import QueryReservoirs
 from scannery.serving.observation.recall_estimate import RecallEstimate
 from scannery.serving.process.base_server import BaseServer
-from scannery.serving.process.preload import PreloadedState, encoder_pool
+from scannery.serving.process.preload import PreloadedState, cold_indexes, encoder_pool
 from scannery.serving.recall.controller import Estimate, RecallController
 from scannery.serving.scheduling.spare_time import SpareTime
 from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.root.leaf_shards import LeafShards
 from scannery.serving.services.search import Service
+from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.transport.health import INDEX_PREFIX
@@ -78,7 +80,12 @@ class Server(BaseServer):
         if config.role != "all":
             self.traced_as = f"scannery-{config.role}"
         context = context or WorkerContext()
-        preloaded = preloaded or PreloadedState(encoder_pool(config), cold=ColdIndexes(config.cold))
+        preloaded = preloaded or PreloadedState(
+            encoder_pool(config, context.workers),
+            cold=cold_indexes(config, context.workers),
+            memory=MemoryBudget(config.process_memory(context.workers), context.workers),
+        )
+        preloaded.memory.sharing(shared=False)
         self._recall = (
             RecallController(context.recall, process=context.slot, workers=context.workers)
             if config.hold_recall and config.recall_share and config.role == "all"
@@ -201,6 +208,11 @@ class Server(BaseServer):
             (metrics.sequence, lambda snapshot: snapshot.sequence),
         ):
             gauge.asks(partial(_by_index, catalog, value))
+        memory = MemorySamples(catalog.memory)
+        metrics.memory_bytes.asks(memory.needed)
+        metrics.mapped_bytes.asks(memory.mapped)
+        if (ceiling_bytes := catalog.memory.ceiling_bytes) is not None:
+            metrics.memory_ceiling.asks(lambda: {(): float(ceiling_bytes)})
         if (recall := self._recall) is not None:
             for each, value_of in (
                 (metrics.recall_target, lambda estimate: estimate.target),
@@ -249,12 +261,22 @@ def _catalog(
         "alters": context.alters,
         "log": log_root_of(config.log),
         "cold": preloaded.cold,
+        "memory": preloaded.memory,
+        "filters": _shared_filters(preloaded.memory.processes),
     }
     if group is not None:
         return leaf_catalog(store, group, **options)
     if leaves is not None:
         return root_catalog(store, leaves, **options)
     return server_catalog(store, recall=recall, **options)
+
+
+def _shared_filters(processes: ProcessMemory | None) -> FilterCache | None:
+    """Return the cache whose memory the filters of all indexes share; None without a ceiling."""
+    if processes is None:
+        return None
+    allowed_bytes = processes.worker_filters_bytes // 4
+    return FilterCache(allowed_bytes, max_index_bytes=processes.worker_filters_bytes - allowed_bytes)
 
 
 def _reservoirs(config: ServerConfig, context: WorkerContext, catalog: Catalog) -> QueryReservoirs | None:

@@ -479,7 +479,7 @@ def serve(
         ServingError: the workers cannot start; their own errors are in the log.
 
     """
-    Supervisor(config, workers, ready, preload, run_server).run()
+    Supervisor(config, workers, ready, partial(preload, workers=workers), run_server).run()
 
 
 def serve_encoders(

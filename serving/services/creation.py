@@ -102,6 +102,7 @@ class VectorSpaces:
 
     def _of_model(self, spec: EncoderSpec, field: str) -> VectorsInfo:
         self._models.check(spec.model, field)
+        self._catalog.memory.check_opening(field, {}, {field: self._catalog.encoders.model_bytes(spec)})
         fingerprint = self._catalog.encoders.fingerprint_of(spec, field=field)
         return VectorsInfo(dimensions=fingerprint.dimensions, encoder=fingerprint.to_dict())
 

@@ -147,10 +147,28 @@ class FilterCache:
     Segments are known by their hash, so a cache serves all versions of an index. Safe to use from several threads.
     """
 
-    def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
+    def __init__(
+        self,
+        max_bytes: int = 64 << 20,
+        *,
+        max_index_bytes: int = 512 << 20,
+        shared: FilterCache | None = None,
+    ) -> None:
+        """Keep nothing yet.
+
+        Args:
+            max_bytes: bound of the allowed rows.
+            max_index_bytes: bound of the attribute indexes.
+            shared: cache of other indexes, whose memory and bounds this one shares; None: it has its own.
+
+        """
         # Live rows are part of the key by identity: an open version has one such object for each segment.
-        self._allowed: BoundedCache[_Key, AllowedRows] = BoundedCache(max_bytes)
-        self._indexes: BoundedCache[tuple[str, str], _Indexed] = BoundedCache(max_index_bytes)
+        self._allowed: BoundedCache[_Key, AllowedRows] = (
+            BoundedCache(max_bytes) if shared is None else shared._allowed
+        )
+        self._indexes: BoundedCache[tuple[str, str], _Indexed] = (
+            BoundedCache(max_index_bytes) if shared is None else shared._indexes
+        )
         self._times: BoundedCache[Hashable, SearchTimes] = BoundedCache(_MAX_TIMES_BYTES)
 
     @property

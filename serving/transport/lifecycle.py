@@ -112,7 +112,7 @@ class RequestLifecycle:
         parsing.warm_up()
         maximum = config.threads + config.queue
         least = min(least_in_flight(workers), maximum)
-        self.bytes = Budget(config.buffer_bytes, "bytes of requests and unread answers")
+        self.bytes = Budget(config.request_bytes(workers), "bytes of requests and unread answers")
         """Bytes of bodies and answers in memory."""
         self.admission = Admission(least=least, maximum=maximum, burst=maximum - least, buffers=self.bytes)
         self.permits = Permits(config.threads)

@@ -144,6 +144,21 @@ class ServerMetrics:
         self.background_failures = Counter(
             "scannery_background_failures_total", "Failures of background tasks, by task.", ("task",)
         )
+        self.memory_bytes = Gauge(
+            "scannery_memory_bytes",
+            "Memory that a component of an index needs, of all processes; without an index, what processes need.",
+            ("index", "component"),
+            combine="max",
+        )
+        self.mapped_bytes = Gauge(
+            "scannery_mapped_bytes",
+            "Mapped files of a component of an index whose memory the kernel takes back where it is short.",
+            ("index", "component"),
+            combine="max",
+        )
+        self.memory_ceiling = Gauge(
+            "scannery_memory_ceiling_bytes", "Ceiling of the memory that is needed.", combine="max"
+        )
         self.workers = Gauge("scannery_workers", "Worker processes.")
         self.private_bytes = Gauge("scannery_private_bytes", "Memory that is not shared between processes.")
         self.resident_bytes = Gauge(

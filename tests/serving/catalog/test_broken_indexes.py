@@ -28,11 +28,11 @@ from scannery.indexer import (
     StoredObject,
     StoreError,
     commit,
-    open_index,
     parse_spec,
     read_manifest,
     segment_key,
 )
+from scannery.indexer.reader import open_manifest
 from scannery.indexer.store.changes import NoChanges
 from scannery.live.log_follower import LogFollower
 from scannery.live.maintenance.scheduler import SWEEP_S
@@ -154,16 +154,16 @@ def test_any_error_of_one_index_leaves_the_others(
     publish_version(store, spec, datapoints(spec, np.eye(3, dtype=np.float32)), tmp_path)
     publish(store, tmp_path, 2)
 
-    def without_another(store: Store, name: str, *arguments: Any, **options: Any) -> Any:
-        if name == "another":
+    def without_another(store: Store, manifest: Manifest, **options: Any) -> Any:
+        if manifest.index == "another":
             raise RuntimeError("a bug")
-        return opened(store, name, *arguments, **options)
+        return opened(store, manifest, **options)
 
     from scannery.serving.catalog import version_opener as module
 
-    opened = open_index
+    opened = open_manifest
     with monkeypatch.context() as patch:
-        patch.setattr(module, "open_index", without_another)
+        patch.setattr(module, "open_manifest", without_another)
         catalog.refresh()
     assert catalog.states() == {"another": False, "moving": True}
     assert catalog.snapshot("moving").manifest.version == 1 + 1

@@ -1,0 +1,188 @@
+"""The ceiling of a server's memory: what does not fit is not opened and not written, and the rest is served."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import scannery
+from scannery.cli.commands.top import Sample, parse_metrics, view
+from scannery.indexer import IndexSpec, SegmentCache, Store, memory_of_opening, parse_spec, read_manifest
+from scannery.runtime.memory import MIB, ProcessMemory
+from scannery.serving import ConfigError, ServerConfig
+from tests.cluster.processes import wait_until
+from tests.data import ROOT, clustered, datapoints
+from tests.served import publish_version, serving
+
+pytestmark = pytest.mark.system
+
+DIMENSIONS = 64
+VECTOR = clustered(1, DIMENSIONS)[0]
+
+
+def spec_of(name: str) -> IndexSpec:
+    source = {"id": "id", "vector": "vector"}
+    return parse_spec({"index": name, "source": source, "scann": {"exact_below_rows": 1000}})
+
+
+def published(store: Store, name: str, rows: int, folder: Path) -> int:
+    """Publish a version with so many rows, and return the bytes that it needs."""
+    spec = spec_of(name)
+    publish_version(store, spec, datapoints(spec, clustered(rows, DIMENSIONS, seed=rows)), folder)
+    memory = memory_of_opening(store, read_manifest(store, name), SegmentCache())
+    return sum(size.needed for size in memory.values())
+
+
+def ceiling(room_bytes: int, workers: int = 1, *, has_metrics: bool = False) -> str:
+    """Return the ceiling that leaves some bytes for indexes."""
+    processes = ProcessMemory(workers=workers, ceiling_bytes=1, has_metrics=has_metrics)
+    return f"{processes.with_room(room_bytes).ceiling_bytes}B"
+
+
+def metrics_of(address: str) -> Sample:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        return parse_metrics(answer.read().decode())
+
+
+def test_an_index_too_large_is_not_opened_and_the_others_are_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.open(tmp_path / "store", create=True)
+    small, large = published(store, "a-small", 1500, tmp_path), published(store, "large", 6000, tmp_path)
+    memory = ceiling(small + large // 2, has_metrics=True)
+    with (
+        caplog.at_level(logging.WARNING),
+        serving(tmp_path / "store", memory=memory, metrics_listen="127.0.0.1:0") as server,
+        scannery.connect(server.address) as client,
+    ):
+        assert len(client.index("a-small").search(VECTOR, 3)) == 3
+        with pytest.raises(
+            scannery.ScanneryError, match=r"index large needs .*codes .* KiB.*what would fit: --memory"
+        ) as caught:
+            client.index("large").search(VECTOR, 3, timeout_s=1)
+        assert "a-small" not in str(caught.value), "callers may not see other indexes"
+        metrics = metrics_of(server.metrics_address)
+        assert metrics["scannery_index_failures"][(("index", "large"),)] > 0
+        needed = metrics["scannery_memory_bytes"]
+        assert sum(value for labels, value in needed.items() if labels[0] == ("index", "a-small")) == small
+        assert sum(needed.values()) <= metrics["scannery_memory_ceiling_bytes"][()] == int(memory[:-1])
+        assert metrics["scannery_mapped_bytes"][(("index", "a-small"), ("component", "vectors"))] > 0
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(view(metrics, metrics, 1.0))
+        text = console.export_text()
+        assert all(part in text for part in ("memory needed", "a-small", "codes", "(processes)"))
+    assert "index large: version 1 cannot be opened: index large needs" in caplog.text
+    assert "memory that is needed: " in caplog.text and "index a-small" in caplog.text
+
+
+def test_a_version_too_large_is_refused_and_the_former_serves(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store", create=True)
+    small = published(store, "moving", 1500, tmp_path)
+    with (
+        serving(tmp_path / "store", memory=ceiling(2 * small), check_every_s=0.1) as server,
+        scannery.connect(server.address) as client,
+    ):
+        index = client.index("moving")
+        assert index.search(VECTOR, 3).version == 1
+        published(store, "moving", 6000, tmp_path)
+        wait_until(lambda: bool(index.stats().problem))
+        assert "version 2 cannot be opened: index moving needs" in index.stats().problem
+        assert index.search(VECTOR, 3).version == 1
+        published(store, "moving", 1000, tmp_path)  # one that fits beside the first
+        wait_until(lambda: index.search(VECTOR, 3).version == 3)
+        wait_until(lambda: not index.stats().problem)
+
+
+def test_segments_that_versions_share_count_once(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store", create=True)
+    needed = published(store, "moving", 6000, tmp_path)
+    with (
+        serving(tmp_path / "store", memory=ceiling(needed + 4096), check_every_s=0.1) as server,
+        scannery.connect(server.address) as client,
+    ):
+        client.index("moving").search(VECTOR, 3)
+        client.index("moving").alter(attributes={"show": "string"})
+        wait_until(lambda: client.index("moving").search(VECTOR, 3).version == 2)
+
+
+def test_rows_beyond_the_ceiling_are_refused_and_acknowledged_ones_stay(tmp_path: Path) -> None:
+    memory = ceiling(3 * MIB)
+    acknowledged: set[str] = set()
+    Store.open(tmp_path / "store", create=True)
+    with (
+        serving(tmp_path / "store", memory=memory) as server,
+        scannery.connect(server.address, retries=False) as client,
+    ):
+        index = client.create_index("notes", dimensions=DIMENSIONS)
+        with pytest.raises(scannery.ScanneryError, match=r"new rows need .* nothing was written") as caught:
+            for batch in range(1000):
+                rows = clustered(200, DIMENSIONS, seed=batch)
+                names = [f"{batch}-{row}" for row in range(len(rows))]
+                index.upsert(
+                    [{"id": name, "vector": vector} for name, vector in zip(names, rows, strict=True)]
+                )
+                acknowledged |= {*names}
+        assert caught.value.code == "RESOURCE_EXHAUSTED"
+        assert len(acknowledged) >= 600
+        assert index.count() == len(acknowledged)
+        assert index.search(VECTOR, 3)
+    with serving(tmp_path / "store", memory="none") as server, scannery.connect(server.address) as client:
+        assert client.index("notes").count() == len(acknowledged), "what was refused is not in the log"
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "0"])
+def test_a_ceiling_is_a_size(text: str) -> None:
+    with pytest.raises(ConfigError, match="memory: must be a size"):
+        ServerConfig(store="x", memory=text)
+
+
+@contextmanager
+def server_process(
+    store: Path, *options: str, log: Path, **started: object
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `scannery serve` with two workers until the end of the context; it answers when the context begins."""
+    command = [sys.executable, "-m", "scannery", "serve", "--store", str(store), "--listen", "127.0.0.1:0"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--workers", "2", *options], stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, **started,
+        )  # type: ignore[call-overload]  # fmt: skip
+    try:
+        wait_until(lambda: "Serving on" in log.read_text() or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def address_in(log: Path) -> str:
+    line = next(line for line in log.read_text().splitlines() if line.startswith("Serving on"))
+    return line.removeprefix("Serving on ").split(";")[0]
+
+
+def test_workers_share_what_was_opened_before_the_fork(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store", create=True)
+    needed = published(store, "shared", 6000, tmp_path)
+    log = tmp_path / "log"
+    # Room for one copy; of a version that each worker opens by itself there would be two.
+    memory = ceiling(needed + 65536, workers=2)
+    with (
+        server_process(tmp_path / "store", "--memory", memory, log=log),
+        scannery.connect(address_in(log)) as client,
+    ):
+        assert len(client.index("shared").search(VECTOR, 3)) == 3
+        published(store, "shared", 1000, tmp_path)
+        wait_until(lambda: "version 2 cannot be opened" in log.read_text())
+        assert client.index("shared").search(VECTOR, 3).version == 1
