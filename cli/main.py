@@ -28,6 +28,9 @@ class _Commands(LazyGroup):
         "build": LazyCommand(
             f"{_COMMANDS}.build:build", "Build an index from files, or update it from them."
         ),
+        "plan": LazyCommand(
+            f"{_COMMANDS}.plan:plan", "Tell what an index will take of memory and disk, before it is built."
+        ),
         "search": LazyCommand(
             f"{_COMMANDS}.search:search", "Search an index by text, vector, or datapoint.", brief=True
         ),

@@ -95,6 +95,8 @@ class StoredSegment:
     """Whether it has the vectors of a name."""
     counts_documents: bool = False
     """Whether searches by words score the documents of rows, too."""
+    searcher_bytes: int | None = None
+    """Heap of ScaNN's searcher; None: as its files say."""
 
     def bytes_of(self, *names: str) -> int:
         """Return the size of files, and of all files in folders, by their names."""
@@ -128,6 +130,8 @@ class Component:
 
 
 def _codes(stored: StoredSegment) -> MemoryBytes:
+    if stored.searcher_bytes is not None:
+        return MemoryBytes(stored.searcher_bytes)
     return MemoryBytes(searcher_bytes(stored.folder / files.SCANN) if stored.bytes_of(files.SCANN) else 0)
 
 

@@ -19,6 +19,7 @@ from scannery.pipelines.errors import (
 from scannery.pipelines.estimating import BuildPlan, CostEstimate, StageNeeds, chosen_machines, estimate
 from scannery.pipelines.execution.runners import RUNNERS
 from scannery.pipelines.exports.exporting import ExportedFile, ExportReport, export
+from scannery.pipelines.memory_planning import MemoryPlan, Remedy, plan_memory
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.state.progress import Progress, ProgressCallback
 
@@ -34,12 +35,14 @@ __all__ = [
     "ExportedFile",
     "InputChangedError",
     "InputNotFoundError",
+    "MemoryPlan",
     "ModeError",
     "NothingToIndexError",
     "OutputError",
     "PipelineError",
     "Progress",
     "ProgressCallback",
+    "Remedy",
     "RunnerError",
     "SpecConflictError",
     "StageDamagedError",
@@ -51,4 +54,5 @@ __all__ = [
     "compact",
     "estimate",
     "export",
+    "plan_memory",
 ]

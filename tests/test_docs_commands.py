@@ -24,7 +24,7 @@ PAGES = (
     "docs/searching.md", "docs/dynamic-attributes.md", "docs/scan.md", "docs/highlighting.md", "docs/sdk.md",
     "docs/encoders.md", "docs/spec.md", "docs/live-updates.md", "docs/counting.md", "docs/vectorless-rows.md",
     "docs/named-vectors.md", "docs/import-export.md", "docs/serving.md", "docs/cluster.md", "docs/http.md",
-    "docs/security.md", "docs/operations/serving.md", "docs/operations/versions.md",
+    "docs/security.md", "docs/operations/serving.md", "docs/operations/versions.md", "docs/operations/memory.md",
 )  # fmt: skip
 
 START = "the first commands of Searching]("
@@ -98,6 +98,7 @@ SHOWN = {
     "docs/security.md": ("indexer", "Magma rises"),
     "docs/operations/serving.md": ("p99_ms",),
     "docs/operations/versions.md": ("podcasts: version 2", "version 3"),
+    "docs/operations/memory.md": ("bytes a row", "in 8.0 GiB with 4 workers"),
     "README.md": ("operations: version 1", "Versions: show, verify"),
 }  # fmt: skip
 """Texts that the commands of a page print."""

@@ -98,6 +98,11 @@ class Leaves:
     def _far(self) -> bool:
         return bool(self.middle_D.any())
 
+    @staticmethod
+    def expected_bytes(leaves: int, dimensions: int) -> int:
+        """Return about the bytes of the arrays of some leaves."""
+        return leaves * (4 * dimensions + 24) + 4 * TAIL_STEPS * (leaves.bit_length() + 1)
+
     def save(self, folder: Path) -> None:
         """Write the arrays as `.npy` files to a new folder."""
         folder.mkdir()

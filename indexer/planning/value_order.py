@@ -42,6 +42,11 @@ class ValueOrder:
         self._total = total
         self._positions_N, self._counts_BL = positions_N, counts_BL
 
+    @staticmethod
+    def counts_bytes(leaves: int) -> int:
+        """Return the bytes of what `counted` returns for some leaves."""
+        return 4 * (BUCKETS + 1) * leaves
+
     @property
     def size_bytes(self) -> int:
         """Memory that this takes besides `rows_P`; more after the first call of `per_leaf`."""

@@ -16,12 +16,14 @@ import pyarrow as pa
 import zstandard
 
 from scannery.indexer.errors import CorruptError
+from scannery.indexer.scann.config import ScannConfig
 from scannery.indexer.vectors.arrays import mapped
 
 __all__ = [
     "LEAF_COLUMN",
     "MIDDLE_FILE",
     "NATIVE_COLUMNS",
+    "expected_bytes",
     "pack_columns",
     "pack_sidecar",
     "row_order",
@@ -134,6 +136,14 @@ def searcher_bytes(folder: Path) -> int:
     tree = folder / "serialized_partitioner.pb"
     packed_bytes = packed_rows * -(-int(width) // 2)
     return packed_bytes + 8 * int(sizes_L.sum()) + tree.stat().st_size
+
+
+def expected_bytes(config: ScannConfig, rows: int, dimensions: int) -> tuple[int, int]:
+    """Return about the bytes of heap, as `searcher_bytes`, and of files, of a searcher that is not built yet."""
+    copies, width = 2 if config.soar else 1, -(-dimensions // config.dimensions_per_block)
+    tree = 2 * 4 * config.leaves * dimensions
+    packed_rows = copies * rows + config.leaves * BLOCK_ROWS // 2  # the last block of a leaf is half full
+    return packed_rows * -(-width // 2) + 8 * copies * rows + tree, copies * rows * (width + 4) + tree
 
 
 def _unpacked(name: str, text: str, most_bytes: int) -> bytes:

@@ -22,7 +22,13 @@ from scannery.indexer.versions.creation import keeps_compounds
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.planning.input_parts import CutMemory, cut_files
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder, recipe_of
-from scannery.pipelines.planning.worker_resources import SEGMENT_BYTES, UNEVEN, row_size, rows_within
+from scannery.pipelines.planning.worker_resources import (
+    SEGMENT_BYTES,
+    UNEVEN,
+    RowSize,
+    row_size,
+    rows_within,
+)
 from scannery.pipelines.records.source_columns import vector_size
 from scannery.pipelines.sources import (
     Fields,
@@ -39,6 +45,7 @@ from scannery.pipelines.state.work_units import expected_rows, unit_bytes
 
 __all__ = [
     "LANGUAGES",
+    "auto_shards",
     "cut_input",
     "learned_compounds",
     "shards_of",
@@ -170,13 +177,18 @@ def shards_of(
 
     Building the largest shard stays within `SEGMENT_BYTES` of memory, and shards have at most `ROWS_PER_SHARD` rows.
     """
-    if spec.shards != "auto":
-        return spec.shards
-    if parent is not None:
+    if spec.shards == "auto" and parent is not None:
         return parent.shards
     rows = expected_rows(parts, spec)
+    return auto_shards(spec, rows, row_size(parts, rows, spec, vectors))
+
+
+def auto_shards(spec: IndexSpec, rows: int, row: RowSize) -> int:
+    """Return the number of shards of a new index: of the spec, else from its rows and their size, as `shards_of`."""
+    if spec.shards != "auto":
+        return spec.shards
     # The mean may be a little less than what fits, as shards differ in size.
-    fits = rows_within(SEGMENT_BYTES, row_size(parts, rows, spec, vectors)) / UNEVEN
+    fits = rows_within(SEGMENT_BYTES, row) / UNEVEN
     return min(MAX_SHARDS, max(1, math.ceil(rows / min(ROWS_PER_SHARD, fits))))
 
 
