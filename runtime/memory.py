@@ -13,8 +13,10 @@ from pathlib import Path
 from scannery.runtime.errors import ConfigError
 
 __all__ = [
+    "BUILD_COPIES",
     "ENCODER_COPIES",
     "MIB",
+    "TASK_BYTES",
     "ProcessMemory",
     "cgroup_ceiling",
     "cgroup_limit",
@@ -32,6 +34,11 @@ METRICS_BYTES = 8 * MIB
 """Private memory of the process that serves metrics."""
 ENCODER_COPIES = 2.0
 """Bytes of memory for each byte of the files of a model's weights, on a CPU."""
+
+TASK_BYTES = 120 * MIB
+"""Memory of a process that seals or merges, and of each that it starts to train ScaNN, besides rows."""
+BUILD_COPIES = 6.5
+"""Bytes of memory for each byte of rows while a segment is built, with all processes of the build."""
 
 MARGIN_SHARE, MARGIN_BYTES = 0.1, 64 * MIB
 """Part of the limit of a cgroup that is left for the pages of files, tables of the kernel, and what is allocated for a

@@ -15,11 +15,12 @@ import struct
 import threading
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 
-__all__ = ["SharedBlobs", "SharedMarks", "SharedTable", "blob_bytes", "blobs_for"]
+__all__ = ["SharedBlobs", "SharedMarks", "SharedReservation", "SharedTable", "blob_bytes", "blobs_for"]
 
 
 _HEADER = struct.Struct("<QQ")
@@ -81,6 +82,43 @@ class SharedBlobs:
 
 SLOTS = 512
 _WORD_BYTES = 8
+
+
+class SharedReservation:
+    """An amount that one of several processes has reserved at a time; the kernel releases it if that process ends."""
+
+    def __init__(self) -> None:
+        """Create it before the fork, without a reservation."""
+        self._file = os.memfd_create("reservation")
+        weakref.finalize(self, os.close, self._file)
+        self._amount = mmap.mmap(-1, 8)
+
+    def take(self, amount: int) -> Callable[[], None] | None:
+        """Reserve an amount, and return what releases it; None if a process has reserved one already."""
+        lock = self._lock(fcntl.LOCK_EX)
+        if lock is None:
+            return None
+        self._amount[:] = amount.to_bytes(8, "little")
+        return partial(os.close, lock)
+
+    @property
+    def amount(self) -> int:
+        """What is reserved now; 0: nothing is."""
+        lock = self._lock(fcntl.LOCK_SH)
+        if lock is None:
+            return int.from_bytes(self._amount[:], "little")
+        os.close(lock)
+        return 0
+
+    def _lock(self, operation: int) -> int | None:
+        # Opened again: processes that were forked share the lock of a descriptor that they inherit.
+        lock = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR)
+        try:
+            fcntl.flock(lock, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        return lock
 
 
 class SharedMarks:

@@ -21,13 +21,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 from scannery.indexer import (
     IndexerError,
+    IndexSpec,
     Store,
     default_cache_folder,
     latest_version,
@@ -39,6 +40,7 @@ from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot
 from scannery.live.maintenance.locks import SharedLock, Task, TaskLock, TaskLocks
 from scannery.live.maintenance.merge_policy import due
 from scannery.live.memtable import LiveState
+from scannery.runtime.memory import BUILD_COPIES, TASK_BYTES
 from scannery.runtime.retry import Backoff
 
 __all__ = [
@@ -48,10 +50,13 @@ __all__ = [
     "SWEEP_S",
     "FillDetector",
     "Maintenance",
+    "Reserve",
     "TaskResult",
     "TaskSlots",
     "bounds",
+    "seal_bytes",
     "seal_due",
+    "task_bytes",
     "task_threads",
 ]
 
@@ -179,11 +184,38 @@ _DETACHED: list[subprocess.Popen[bytes]] = []
 """Processes that outlive the client that started them."""
 
 
+PRESSED_S = 5.0
+"""Age of the oldest rows in memory at which they are sealed where memory is short: each seal takes a second."""
 LARGER_SEALS = 3
 """While an index is filled, up to this many times the rows are sealed at once: each seal takes a second of processor
 time whatever its rows."""
 MEMORY_SHARE = 0.25
 """Share of the rows or bytes at which writes are refused that bounds these larger seals."""
+
+
+Reserve: TypeAlias = Callable[[Task, Callable[[], int]], Callable[[], None] | None]
+"""Function from a task and what returns the bytes that it needs to what releases them at its end; None: it cannot start
+now."""
+
+
+def task_bytes(task: Task, state: LiveState, *, filling: bool = False) -> int:
+    """Return about the memory that a task of an index needs, with the processes that it starts."""
+    if task == "seal":
+        return seal_bytes(state.manifest.spec, state.unsealed_rows, state.unsealed_bytes)
+    groups = due(state.manifest, filling=filling) if task == "merge" else []
+    if not groups:
+        return TASK_BYTES
+    rows, size_bytes = (
+        sum(getattr(file, name) for entry in groups[0] for file in entry.by_name.values())
+        for name in ("rows", "size_bytes")
+    )
+    return seal_bytes(state.manifest.spec, rows, size_bytes)
+
+
+def seal_bytes(spec: IndexSpec, rows: int, size_bytes: int) -> int:
+    """Return about the memory for building a segment of some rows of a size, with the process that trains ScaNN."""
+    processes = 2 if rows >= spec.scann.exact_below_rows else 1
+    return processes * TASK_BYTES + int(BUILD_COPIES * size_bytes)
 
 
 def seal_due(state: LiveState, age_s: float, *, filling: bool = False) -> bool:
@@ -250,6 +282,10 @@ class TaskResult:
     seconds: float
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(slots=True)
 class _Run:
     process: subprocess.Popen[bytes]
@@ -257,10 +293,13 @@ class _Run:
     lock: SharedLock
     slots: TaskSlots
     since_s: float
+    unreserve: Callable[[], None] = _nothing
+    """Releases its memory."""
 
     def release(self) -> None:
         """Let go of what belongs to the run, but not of its process."""
         self.slots.give_back()
+        self.unreserve()
         self.output.close()
         self.lock.release()
 
@@ -277,6 +316,8 @@ class Maintenance:
         fill_cache: bool = True,
         on_end: Callable[[TaskResult], object] = lambda ended: None,
         clock: Callable[[], float] = time.monotonic,
+        reserve: Reserve = lambda task, needed: _nothing,
+        pressed: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start nothing yet.
 
@@ -287,8 +328,11 @@ class Maintenance:
             fill_cache: whether new segments are unpacked into the cache of this machine, for servers.
             on_end: called with each task that has ended.
             clock: seconds.
+            reserve: reserves the memory of a task.
+            pressed: returns whether memory is short, so that rows are sealed early.
 
         """
+        self._reserve, self._pressed = reserve, pressed
         self._store = store
         self._index = index
         self._log_root = log_root if isinstance(log_root, DatabaseUrl) else log_root.absolute()
@@ -330,7 +374,8 @@ class Maintenance:
             age_s = self._age_s(state)
             filling = regularly and self._filling(state, age_s)
             tasks: list[Task] = []
-            if seal_due(state, age_s, filling=filling):
+            pressed = state.mutations > 0 and age_s >= PRESSED_S and self._pressed()
+            if pressed or seal_due(state, age_s, filling=filling):
                 tasks.append("seal")
             if due(state.manifest, filling=filling):
                 tasks.append("merge")
@@ -424,14 +469,20 @@ class Maintenance:
         if lock is None:
             self._held_until_s[task] = self._clock() + HELD_S
             return
+        unreserve = None
         try:
             with held_by_this_process(lock.file):
-                os.utime(lock.file)  # `_gc_due` reads it
-                self._runs[task] = self._spawn(task, lock, filling)
+                unreserve = self._reserve(task, partial(task_bytes, task, state, filling=filling))
+                if unreserve is not None:
+                    os.utime(lock.file)  # `_gc_due` reads it
+                    self._runs[task] = replace(self._spawn(task, lock, filling), unreserve=unreserve)
         except OSError as error:
-            lock.shared.release()
             self._failed(task, str(error))
         finally:
+            if task not in self._runs:
+                lock.shared.release()
+                if unreserve is not None:
+                    unreserve()
             os.close(lock.file)
 
     def _was_held(self, task: Task) -> bool:

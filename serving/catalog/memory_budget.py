@@ -13,10 +13,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from scannery.indexer import IndexMemory, OpenIndex, added_memory, live_memory, open_files
+from scannery.indexer import (
+    IndexMemory,
+    MemorySegment,
+    OpenIndex,
+    added_memory,
+    live_memory,
+    open_files,
+)
 from scannery.indexer.segment.cache import Hold
+from scannery.live.maintenance.locks import Task
+from scannery.live.maintenance.scheduler import seal_bytes
 from scannery.runtime.errors import MemoryCeilingError
-from scannery.runtime.memory import MIB, ProcessMemory, memory_text
+from scannery.runtime.memory import MIB, TASK_BYTES, ProcessMemory, memory_text
+from scannery.runtime.sharing import SharedReservation
 
 __all__ = ["MemoryBudget", "MemorySamples"]
 
@@ -28,6 +38,8 @@ read, and words; measured: at most 3.6."""
 RECOUNT_S = 0.2
 """Seconds for which a count serves writes; what they add meanwhile is added to it."""
 RETRY_S = 1.0
+PRESSED_SHARE, PRESSED_FOR_S = 0.95, 15.0
+"""Share of the ceiling from which on rows are sealed early, and seconds for which a write that found it counts."""
 SAMPLED_EVERY_S = 5.0
 """Seconds between two counts for metrics."""
 SAMPLED_INDEXES = 64
@@ -60,10 +72,15 @@ class MemoryBudget:
         self._files: WeakKeyDictionary[Hold, _OpenFile] = WeakKeyDictionary()
         self._models: dict[str, int] = {}
         """Bytes of the weights of encoders, of all processes, by what they are loaded by."""
+        self._reserved = (
+            {} if processes is None else {task: SharedReservation() for task in ("seal", "merge")}
+        )
+        """What tasks of maintenance need, in any worker: seals do not wait for merges."""
         self._lock = threading.Lock()
         self._counted_bytes, self._counted_at_s = 0, float("-inf")
+        self._pressed_at_s = float("-inf")
         self._report = ""
-        """What is needed, as it was last logged."""
+        """The problem that was logged last."""
         self.snapshots: Callable[[], Iterable[OpenIndex]] = lambda: ()
         """Returns the open indexes with their memtables."""
 
@@ -113,12 +130,38 @@ class MemoryBudget:
     def of_processes(self) -> dict[str, int]:
         """Return what the processes need besides indexes, by component; without a ceiling that of encoders alone."""
         fixed = {} if self._processes is None else self._processes.by_component
-        return fixed | {"encoders": sum(self._models.values())}
+        maintenance = sum(reservation.amount for reservation in self._reserved.values())
+        return fixed | {"encoders": sum(self._models.values()), "maintenance": maintenance}
 
     def needed_bytes(self) -> int:
         """Return what all processes need."""
         indexes = sum(map(_needed, self.by_index().values()))
         return indexes + sum(self.of_processes().values())
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether writes lately came near the ceiling, so that rows should leave memory."""
+        return time.monotonic() - self._pressed_at_s < PRESSED_FOR_S
+
+    def reserve(self, task: Task, needed: Callable[[], int]) -> Callable[[], None] | None:
+        """Reserve memory for a task of maintenance, and return what releases it; None: it has to wait.
+
+        With a ceiling, one seal and one other task run at a time, in all workers. A merge waits until there is room for
+        it beside a seal; there is always room for that, since writes leave it.
+        """
+        if self._processes is None:
+            return lambda: None
+        size_bytes, open_bytes = needed(), self.needed_bytes()
+        if task != "seal" and open_bytes + self._seal_bytes() + size_bytes > self._processes.ceiling_bytes:
+            self._tell(f"there is no room for a {task} of {memory_text(size_bytes)}")
+            return None
+        return self._reserved["seal" if task == "seal" else "merge"].take(size_bytes)
+
+    def _seal_bytes(self) -> int:
+        """Return what a seal of the largest memtable will need; 0 while one runs, which is counted."""
+        if not self._reserved or self._reserved["seal"].amount:
+            return 0
+        return max([TASK_BYTES, *map(_seal_bytes, self.snapshots())])
 
     def check_opening(self, what: str, memory: IndexMemory, models: Mapping[str, int]) -> None:
         """Check that there is room for a version, before any of it is opened.
@@ -138,7 +181,7 @@ class MemoryBudget:
         weights = sum(self._copies * size for model, size in models.items() if model not in self._models)
         needed, open_bytes = _needed(new) + weights, self.needed_bytes()
         if open_bytes + needed > ceiling_bytes:
-            self._tell_taken()
+            self._tell(f"there is no room for {what}")
             raise MemoryCeilingError(
                 f"{what} needs {memory_text(needed)} of memory ({_listed(new, weights)}), and of the ceiling of "
                 f"{memory_text(ceiling_bytes)} (--memory) {memory_text(open_bytes)} are taken; "
@@ -159,26 +202,27 @@ class MemoryBudget:
             return
         needed, now_s = WRITE_COPIES * self._workers * size_bytes, time.monotonic()
         if now_s - self._counted_at_s >= RECOUNT_S:
-            self._counted_bytes, self._counted_at_s = self.needed_bytes(), now_s
+            self._counted_bytes, self._counted_at_s = self.needed_bytes() + self._seal_bytes(), now_s
+        if self._counted_bytes + needed > PRESSED_SHARE * self._processes.ceiling_bytes:
+            self._pressed_at_s = now_s
         if self._counted_bytes + needed > self._processes.ceiling_bytes:
             raise MemoryCeilingError(
-                f"new rows need {memory_text(needed)} of memory, and of the ceiling of "
-                f"{memory_text(self._processes.ceiling_bytes)} (--memory) {memory_text(self._counted_bytes)} are "
-                "taken; nothing was written. Rows that are sealed leave memory; a higher ceiling, fewer workers or "
-                "fewer indexes make room, too",
+                f"no room for new rows: of the ceiling of {memory_text(self._processes.ceiling_bytes)} (--memory) "
+                f"{memory_text(self._counted_bytes)} are taken, with what sealing needs; nothing was written. Rows "
+                "that are sealed leave memory; a higher ceiling, fewer workers or fewer indexes make room, too",
                 retry_after_s=RETRY_S,
             )
         self._counted_bytes += needed
 
-    def _tell_taken(self) -> None:
-        """Log what is taken, once: callers do not see the names of other indexes."""
+    def _tell(self, problem: str) -> None:
+        """Log a problem and what is taken, once: callers do not see the names of other indexes."""
         indexes = sorted(((_needed(memory), name) for name, memory in self.by_index().items()), reverse=True)
         parts = [(size, name) for name, size in self.of_processes().items()]
         parts += [(size, f"index {name}") for size, name in indexes[:LISTED]]
-        report = ", ".join(f"{name} {memory_text(size)}" for size, name in parts if size)
-        if report != self._report:
-            self._report = report
-            _LOG.warning("memory that is needed: %s", report)
+        if problem != self._report:
+            self._report = problem
+            taken = ", ".join(f"{name} {memory_text(size)}" for size, name in parts if size)
+            _LOG.warning("memory: %s; needed are: %s", problem, taken)
 
     def _remedies(self, total: int, new: IndexMemory) -> str:
         """Return what would fit: a ceiling, fewer workers, and vectors and codes that stay in the store."""
@@ -233,6 +277,15 @@ class MemorySamples:
             self._by_index = largest | ({"": small} if small else {})
             self._counted_at_s = time.monotonic()
         return self._by_index
+
+
+def _seal_bytes(index: OpenIndex) -> int:
+    """Return what a seal of the new rows of an index needs."""
+    new = [segment for segment in index.segments if isinstance(segment, MemorySegment)]
+    if not new:
+        return 0
+    rows, size_bytes = sum(segment.rows for segment in new), sum(segment.size_bytes for segment in new)
+    return seal_bytes(index.spec, rows, size_bytes)
 
 
 def _times(memory: IndexMemory, copies: int) -> IndexMemory:

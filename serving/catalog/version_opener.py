@@ -122,7 +122,7 @@ class VersionOpener:
     """Cache whose memory the filters of all indexes share; None: each index has a bound of its own."""
     former: FormerVersions = field(default_factory=FormerVersions)
     """Keeps those that stay at their version, when the next one takes their place."""
-    maintenance: Callable[[Store, str, LogRoot], Maintenance] | None = Maintenance
+    maintenance: Callable[..., Maintenance] | None = Maintenance
     """Makes what seals, merges, and collects garbage of an index; None: other processes do that."""
 
     def is_open(self, entry: CatalogEntry, version: int) -> bool:
@@ -219,7 +219,13 @@ class VersionOpener:
         if before is not None and stale:
             before.close()
         if self.maintenance is not None and self.log_root is not None and entry.maintenance is None:
-            entry.maintenance = self.maintenance(self.store, entry.name, self.log_root)
+            entry.maintenance = self.maintenance(
+                self.store,
+                entry.name,
+                self.log_root,
+                reserve=self.memory.reserve,
+                pressed=lambda: self.memory.is_pressed,
+            )
 
     def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:
         """Return the snapshot factory of one index; its snapshots share a filter cache."""

@@ -174,7 +174,7 @@ def _check_named(store: Store, config: ServerConfig) -> None:
 
 
 def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:
-    for name in store.folders():
+    for name in sorted(store.folders()):
         if config.indexes and name not in config.indexes:
             continue
         try:

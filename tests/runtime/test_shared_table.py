@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from scannery.runtime.sharing import NAMES, NUMBERS, SharedBlobs, SharedTable
+from scannery.runtime.sharing import NAMES, NUMBERS, SharedBlobs, SharedReservation, SharedTable
 
 
 def test_a_name_keeps_its_place_and_a_full_table_has_none() -> None:
@@ -100,3 +100,28 @@ def test_numbers_that_are_being_written_or_whose_writer_was_killed_are_not_read(
     os.waitpid(child, 0)
     assert rows
     assert all(len(set(row)) == 1 for row in [*rows, *table.read(place, 5)])
+
+
+def test_one_process_reserves_at_a_time_and_its_end_releases_it() -> None:
+    reservation = SharedReservation()
+    assert reservation.amount == 0
+    release = reservation.take(7)
+    assert release is not None
+    assert reservation.amount == 7 and reservation.take(1) is None
+    ready, end = os.pipe(), os.pipe()
+    release()
+    if not (child := os.fork()):
+        reservation.take(9)
+        os.write(ready[1], b"1" if reservation.amount == 9 else b"0")
+        os.read(end[0], 1)
+        os._exit(0)
+    try:
+        assert os.read(ready[0], 1) == b"1"
+        assert reservation.amount == 9 and reservation.take(1) is None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for descriptor in (*ready, *end):
+            os.close(descriptor)
+    assert reservation.amount == 0
+    assert reservation.take(2) is not None

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -19,10 +21,12 @@ from rich.console import Console
 import scannery
 from scannery.cli.commands.top import Sample, parse_metrics, view
 from scannery.indexer import IndexSpec, SegmentCache, Store, memory_of_opening, parse_spec, read_manifest
-from scannery.runtime.memory import MIB, ProcessMemory
+from scannery.runtime.errors import MemoryCeilingError
+from scannery.runtime.memory import MIB, TASK_BYTES, ProcessMemory
 from scannery.serving import ConfigError, ServerConfig
+from scannery.serving.catalog.memory_budget import MemoryBudget
 from tests.cluster.processes import wait_until
-from tests.data import ROOT, clustered, datapoints
+from tests.data import LONG_SHARE, ROOT, clustered, datapoints
 from tests.served import publish_version, serving
 
 pytestmark = pytest.mark.system
@@ -83,7 +87,10 @@ def test_an_index_too_large_is_not_opened_and_the_others_are_served(
         text = console.export_text()
         assert all(part in text for part in ("memory needed", "a-small", "codes", "(processes)"))
     assert "index large: version 1 cannot be opened: index large needs" in caplog.text
-    assert "memory that is needed: " in caplog.text and "index a-small" in caplog.text
+    assert (
+        "memory: there is no room for index large; needed are: " in caplog.text
+        and "index a-small" in caplog.text
+    )
 
 
 def test_a_version_too_large_is_refused_and_the_former_serves(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def test_segments_that_versions_share_count_once(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_the_ceiling_are_refused_and_acknowledged_ones_stay(tmp_path: Path) -> None:
-    memory = ceiling(3 * MIB)
+    memory = ceiling(TASK_BYTES + 10 * MIB)
     acknowledged: set[str] = set()
     Store.open(tmp_path / "store", create=True)
     with (
@@ -125,7 +132,9 @@ def test_rows_beyond_the_ceiling_are_refused_and_acknowledged_ones_stay(tmp_path
         scannery.connect(server.address, retries=False) as client,
     ):
         index = client.create_index("notes", dimensions=DIMENSIONS)
-        with pytest.raises(scannery.ScanneryError, match=r"new rows need .* nothing was written") as caught:
+        with pytest.raises(
+            scannery.ScanneryError, match=r"no room for new rows: .* nothing was written"
+        ) as caught:
             for batch in range(1000):
                 rows = clustered(200, DIMENSIONS, seed=batch)
                 names = [f"{batch}-{row}" for row in range(len(rows))]
@@ -149,15 +158,18 @@ def test_a_ceiling_is_a_size(text: str) -> None:
 
 @contextmanager
 def server_process(
-    store: Path, *options: str, log: Path, **started: object
+    store: Path, *options: str, log: Path, group: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `scannery serve` with two workers until the end of the context; it answers when the context begins."""
     command = [sys.executable, "-m", "scannery", "serve", "--store", str(store), "--listen", "127.0.0.1:0"]
+    command += ["--workers", "2", *options]
+    if group is not None:
+        command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--workers", "2", *options], stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, **started,
-        )  # type: ignore[call-overload]  # fmt: skip
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
+        )
     try:
         wait_until(lambda: "Serving on" in log.read_text() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
@@ -186,3 +198,98 @@ def test_workers_share_what_was_opened_before_the_fork(tmp_path: Path) -> None:
         published(store, "shared", 1000, tmp_path)
         wait_until(lambda: "version 2 cannot be opened" in log.read_text())
         assert client.index("shared").search(VECTOR, 3).version == 1
+
+
+def test_rows_are_sealed_early_where_memory_is_short(tmp_path: Path) -> None:
+    Store.open(tmp_path / "store", create=True)
+    memory = ceiling(TASK_BYTES + 4 * MIB)
+    with (
+        serving(tmp_path / "store", memory=memory, check_every_s=0.1) as server,
+        scannery.connect(server.address, retries=False) as client,
+    ):
+        index = client.create_index("notes", dimensions=DIMENSIONS)
+        batch = 0
+
+        def is_sealed() -> bool:
+            nonlocal batch
+            rows: list[Any] = [{"id": f"{batch}-{row}", "vector": VECTOR} for row in range(20)]
+            with suppress(scannery.ResourceExhaustedError):
+                index.upsert(rows)
+                batch += 1
+            return index.stats().version > 1  # by its age, after ten minutes
+
+        wait_until(is_sealed)
+
+
+def test_a_merge_waits_for_room_beside_a_seal(caplog: pytest.LogCaptureFixture) -> None:
+    processes = ProcessMemory(workers=2, ceiling_bytes=1).with_room(3 * TASK_BYTES)
+    first, second = (MemoryBudget(processes, 2) for _ in range(2))
+    second._reserved = first._reserved  # as after a fork
+    assert first.reserve("merge", lambda: 2 * TASK_BYTES + 1) is None, "a seal needs the rest"
+    assert "no room for a merge of 240 MiB" in caplog.text
+    release = first.reserve("merge", lambda: 2 * TASK_BYTES)
+    assert release is not None
+    assert second.reserve("gc", lambda: 1) is None
+    assert second.of_processes()["maintenance"] == 2 * TASK_BYTES
+    sealed = second.reserve("seal", lambda: TASK_BYTES)
+    assert sealed is not None and first.reserve("seal", lambda: 1) is None
+    with pytest.raises(MemoryCeilingError, match="no room for new rows"):
+        first.check_write(MIB)
+    for end in (release, sealed):
+        end()
+    assert first.of_processes()["maintenance"] == 0
+
+
+@contextmanager
+def cgroup(limit_bytes: int) -> Iterator[Path]:
+    """Give a cgroup below that of this process, with a limit of memory; skips the test where none can be made."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    path = next((path for _, controllers, path in lines if "memory" in controllers.split(",")), None)
+    folder = Path("/sys/fs/cgroup/memory", (path or "").lstrip("/"), f"scannery-test-{os.getpid()}")
+    if path is None or os.geteuid() != 0 or not os.access(folder.parent, os.W_OK):
+        pytest.skip("needs root and a cgroup of version 1 for memory that can be divided")
+    folder.mkdir()
+    try:
+        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        yield folder
+    finally:
+        wait_until(lambda: not (folder / "cgroup.procs").read_text().split())
+        folder.rmdir()
+
+
+def kills(group: Path) -> int:
+    """Return how many processes of a cgroup the kernel has killed for memory."""
+    events = dict(line.split() for line in (group / "memory.oom_control").read_text().splitlines())
+    return int(events["oom_kill"])
+
+
+WRITES_S = max(15.0, 60.0 * LONG_SHARE)
+
+
+@pytest.mark.long
+def test_a_container_with_writes_is_not_killed(tmp_path: Path) -> None:
+    store, log, limit = Store.open(tmp_path / "store", create=True), tmp_path / "log", 1024 * MIB
+    published(store, "talks", 20_000, tmp_path)
+    acknowledged, refused, rows = 0, 0, 100
+    with cgroup(limit) as group, server_process(tmp_path / "store", log=log, group=group):
+        with scannery.connect(address_in(log), retries=False) as client:
+            index = client.index("talks")
+            until_s = time.monotonic() + WRITES_S
+            while time.monotonic() < until_s:
+                vectors_ND = clustered(rows, DIMENSIONS, seed=acknowledged)
+                batch: list[Any] = [
+                    {"id": f"new{acknowledged + row}", "vector": v} for row, v in enumerate(vectors_ND)
+                ]
+                try:
+                    index.upsert(batch)
+                    acknowledged += rows
+                except scannery.ResourceExhaustedError:
+                    refused += 1
+                    time.sleep(0.05)
+                assert len(index.search(VECTOR, 10)) == 10
+            assert index.count() == 20_000 + acknowledged
+        assert kills(group) == 0
+        highest = int((group / "memory.max_usage_in_bytes").read_text())
+        print(f"{acknowledged} rows written, {refused} writes refused, at most {highest >> 20} MiB used")
+    assert " died after " not in log.read_text()
+    assert acknowledged > 1000
