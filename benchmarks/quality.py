@@ -2,7 +2,8 @@
 
     python -m benchmarks.quality [modes] [fusion] [lexical] [code] [transcripts] [named] [headings] [snippets]
         [phrases] [relevance]
-        [--on cranfield,cisi,…] [--encoder '{"model": "FOLDER", …}'] [--languages de,zh] [--dictionary FILE]
+        [--on cranfield,cisi,…] [--encoder '{"model": "FOLDER", …}'] [--reranker FOLDER] [--languages de,zh]
+        [--dictionary FILE]
         [--shows 500] [--every 1]
 
 `modes`: dense, lexical and hybrid search, in one shard and in eight, against a reference BM25 (bm25s: Lucene's variant
@@ -13,8 +14,9 @@ against plain text. `named`: vectors of titles, bodies and both. `headings`: Mar
 tokens alone; questions are the titles of shows and seven words from the middle of a line. `snippets`: how often the
 sentence that is highlighted has the answer. `phrases`: the questions that have quotes, without these, with the phrase
 required, and as they are searched. `relevance`: the probability that hits have, against judgements, and questions of
-other collections, which no document answers. `--encoder` is that of the spec for `fusion` and `relevance`, in place of
-MiniLM. `--on` names collections, where a case can be asked of several.
+other collections, which no document answers; also by vectors of titles, where a collection has these, and reranked by
+`--reranker`, if one is given. `--encoder` is that of the spec for `fusion` and `relevance`, in place of MiniLM. `--on`
+names collections, where a case can be asked of several.
 
 Nothing is tuned on the judgements.
 """
@@ -53,7 +55,7 @@ from benchmarks.data import archived
 from benchmarks.harness import MINILM, run_cases, shared_data, table
 from scannery.embed.text.markdown import front_matter_end
 from scannery.embed.text.sentences import sentences_of
-from scannery.evaluation.calibration import calibrated, odds_samples
+from scannery.evaluation.calibration import calibrated, measured_searches, odds_samples
 from scannery.evaluation.evaluate import Evaluation, evaluate
 from scannery.evaluation.measures import (
     MAIN_MEASURE,
@@ -114,7 +116,12 @@ THRESHOLD = 0.3
 def relevance(given: argparse.Namespace, folder: Path) -> None:
     rows = []
     for name, collection in chosen_of(given, MORE_COLLECTIONS):
-        index = indexed(folder / name, records_of(collection), spec_of(given, name))
+        spec = {"encoder": {"model": MINILM}, **spec_of(given, name)}
+        if any(title for _, title, _ in collection.documents):
+            spec["named_vectors"] = {"title": {"encoder": spec["encoder"]}}
+        if given.reranker:
+            spec["reranker"] = {"model": given.reranker}
+        index = indexed(folder / name, records_of(collection), spec)
         manifest = read_manifest(Store.open(folder / name / "store"), "quality")
         judged = list(collection.judgements)
         relevant = [
@@ -122,21 +129,19 @@ def relevance(given: argparse.Namespace, folder: Path) -> None:
         ]
         texts, foreign = [collection.queries[query] for query in judged], questions_of_others(name)
         assert manifest.relevance is not None
-        for mode, curve in manifest.relevance.curves.items():
-            about, others = (relevances(index, questions, mode) for questions in (texts, foreign))
+        for key, search in measured_searches(manifest).items():
+            curve = manifest.relevance.all_curves[key]
+            about, others = (relevances(index, questions, search) for questions in (texts, foreign))
             answers = [[key in keys for key, _ in hits] for hits, keys in zip(about, relevant, strict=True)]
-            by_people, by_nobody = (
-                {str(mode): odds_samples(about, relevant)},
-                {str(mode): odds_samples(others)},
-            )
-            fitted = calibrated(manifest.relevance, by_people, by_nobody).curves[mode]
+            by_people, by_nobody = {key: odds_samples(about, relevant)}, {key: odds_samples(others)}
+            fitted = calibrated(manifest.relevance, by_people, by_nobody).all_curves[key]
             rows.append([
-                collection.name, mode, f"{curve.error:.3f}", *calibration_of(about, answers, others),
+                collection.name, key, f"{curve.error:.3f}", *calibration_of(about, answers, others),
                 f"{fitted.error:.3f}",
             ])  # fmt: skip
             print(*rows[-1], sep=" · ", flush=True)
     header = [
-        "", "mode", "error on the build's questions", "error", "of first hits", "separation",
+        "", "scores", "error on the build's questions", "error", "of first hits", "separation",
         f"precision from {THRESHOLD:g}", "answered", "foreign ones answered",
         "error if fitted to judgements",
     ]  # fmt: skip
@@ -154,13 +159,15 @@ def questions_of_others(name: str) -> list[str]:
     return chosen
 
 
-def relevances(index: scannery.Index, texts: Sequence[str], mode: Any) -> list[list[tuple[str, float]]]:
-    """Return id and relevance of the ten best hits of each question."""
+def relevances(
+    index: scannery.Index, texts: Sequence[str], search: Mapping[str, Any]
+) -> list[list[tuple[str, float]]]:
+    """Return id and relevance of the ten best hits of each question, by a search with some options."""
     parts = (list(texts[start : start + 500]) for start in range(0, len(texts), 500))
     return [
         [(hit.id, hit.relevance or 0.0) for hit in hits]
         for part in parts
-        for hits in index.search_many(part, 10, mode=mode, fields=["title"])
+        for hits in index.search_many(part, 10, fields=["title"], **search)
     ]
 
 
@@ -724,7 +731,7 @@ CASES = {
 
 def main() -> None:
     run_cases(
-        __doc__, CASES, "sentence-transformers torch scann", on="", encoder="",
+        __doc__, CASES, "sentence-transformers torch scann", on="", encoder="", reranker="",
         languages="ar,de,el,en,es,hi,ru,th,tr,vi,zh", dictionary=Path, shows=500, every=1,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ Each pair costs a pass of a transformer, so a cross-encoder is used for the firs
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,11 @@ import numpy as np
 
 from scannery.embed.devices.cuda_devices import free_gpu, has_cuda
 from scannery.embed.errors import DeviceError, InvalidModelError
+from scannery.embed.fingerprint import hash_model_folder
 from scannery.embed.library_imports import quiet
-from scannery.embed.models.model_files import check_model_folder, find_model
+from scannery.embed.models.model_files import check_model_folder, find_model, module_folders
 
-__all__ = ["Reranker"]
+__all__ = ["Reranker", "reranker_digest"]
 
 BATCH_TEXTS = 16
 """Pairs scored at once: few, so that a search can stop at its deadline between two batches."""
@@ -27,18 +29,21 @@ BATCH_TEXTS = 16
 class Reranker:
     """A cross-encoder. Safe to share between threads; calls run one at a time."""
 
-    def __init__(self, model: Any, name: str) -> None:
+    def __init__(self, model: Any, name: str, digest: str) -> None:
         """Wrap a loaded model; use `Reranker.load`.
 
         Args:
             model: a `CrossEncoder` of sentence-transformers with one output.
             name: name or folder of the model.
+            digest: as of `reranker_digest`.
 
         """
         self._model = model
         self._lock = threading.Lock()
         self.name = name
         """Name or folder of the model."""
+        self.digest = digest
+        """Identity of the model, as `reranker_digest` returns it."""
 
     @classmethod
     def load(cls, model: str | Path, *, device: str = "auto", max_tokens: int | None = None) -> Reranker:
@@ -63,7 +68,7 @@ class Reranker:
             raise InvalidModelError(
                 f"{model} has {labels} outputs; a reranker has one, the score of a pair", field="model"
             )
-        return cls(encoder, str(model))
+        return cls(encoder, str(model), _digest(folder, max_tokens))
 
     def scores(self, query: str, texts: Sequence[str]) -> np.ndarray:
         """Return the score of each text for a query, float32 `(len(texts),)`: bigger is better.
@@ -76,6 +81,20 @@ class Reranker:
         with self._lock:  # tokenizers are not safe to share
             scores = self._model.predict(pairs, batch_size=BATCH_TEXTS, show_progress_bar=False)
         return np.asarray(scores, np.float32).reshape(len(pairs))
+
+
+def reranker_digest(model: str | Path, *, max_tokens: int | None = None) -> str:
+    """Return what the scores of a cross-encoder depend on, as 64 hexadecimal digits; it is not loaded.
+
+    That is SHA-256 over weights, configuration, tokenizer and `max_tokens`. Raises ModelNotFoundError and
+    InvalidModelError, as `Reranker.load` does.
+    """
+    return _digest(find_model(model), max_tokens)
+
+
+def _digest(folder: Path, max_tokens: int | None) -> str:
+    hashes = hash_model_folder(folder, module_folders(folder))
+    return hashlib.sha256(" ".join((*hashes, str(max_tokens))).encode()).hexdigest()
 
 
 def _device(device: str) -> str:

@@ -17,6 +17,7 @@ from scannery.runtime.search_modes import Mode
 
 __all__ = [
     "FORMAT_VERSION",
+    "RERANK",
     "ConfigTrial",
     "CurvePoint",
     "DeletedRows",
@@ -25,6 +26,7 @@ __all__ = [
     "FusionScales",
     "FusionWeight",
     "Manifest",
+    "ModelCurve",
     "Recall",
     "Relevance",
     "RelevanceCurve",
@@ -34,6 +36,7 @@ __all__ = [
     "documents_in",
     "logistic",
     "stored_vectors",
+    "vectors_key",
 ]
 
 
@@ -304,6 +307,28 @@ def logistic(odds_H: np.ndarray) -> np.ndarray:
     return probabilities_H
 
 
+RERANK = "rerank"
+"""Key of the curve of scores by the cross-encoder, among `Relevance.models`."""
+
+
+def vectors_key(name: str) -> str:
+    """Return the key of the curve of scores by the vectors of a name, among `Relevance.models`."""
+    return f"vectors.{name}"
+
+
+class ModelCurve(_Record):
+    """What the scores of one model mean: of the cross-encoder, or of the encoder of named vectors."""
+
+    model: str
+    """Digest of the model: scores of another one mean something else."""
+    curve: RelevanceCurve | None = None
+    """None: it was measured, and its scores tell nothing."""
+    questions: Annotated[int, Field(ge=0)] = 0
+    """Number of questions that passages answer."""
+    foreign_questions: Annotated[int, Field(ge=0)] = 0
+    """Number of questions about something else."""
+
+
 class Relevance(_Record):
     """What scores mean: fitted to questions that passages answer, and to foreign questions."""
 
@@ -323,9 +348,18 @@ class Relevance(_Record):
     """Digest of the encoder that they were fitted with."""
     lexical_rules: dict[str, Any] = {}
     """Rules of the analyser that they were fitted with."""
+    models: dict[str, ModelCurve] = {}
+    """Curves of the scores of a model of their own: RERANK, by the cross-encoder, and `vectors_key`, by named vectors.
+    Empty in manifests of earlier releases, which ignore it."""
+
+    @property
+    def all_curves(self) -> dict[str, RelevanceCurve]:
+        """The curves by what gave the score: a mode, or a key of `models`."""
+        curves: dict[str, RelevanceCurve] = dict(self.curves.items())
+        return curves | {key: each.curve for key, each in self.models.items() if each.curve is not None}
 
     def of_modes(self, modes: Sequence[Mode]) -> Relevance:
-        """Return what was measured of some modes alone."""
+        """Return the same with what was measured of some modes alone, and of all models."""
         curves = {mode: curve for mode, curve in self.curves.items() if mode in modes}
         measured = tuple(mode for mode in self.modes if mode in modes)
         return self.model_copy(update={"curves": curves, "modes": measured})

@@ -29,7 +29,7 @@ from scannery.indexer import (
     shard_of,
     store_segment,
 )
-from scannery.indexer.manifest import FusionScales, FusionWeight, Relevance, RelevanceCurve
+from scannery.indexer.manifest import FusionScales, FusionWeight, ModelCurve, Relevance, RelevanceCurve
 from scannery.serving import Server, ServerConfig
 from tests.data import clustered, datapoints
 
@@ -147,13 +147,14 @@ RELEVANCE = Relevance(
         "hybrid": RelevanceCurve(intercept=-3.0, **_MEASURED),
     },
     questions=100, foreign_questions=100, rows=ROWS,
+    models={"vectors.topic": ModelCurve(model="a digest", curve=RelevanceCurve(intercept=-1.5, **_MEASURED))},
 )  # fmt: skip
 
 
-def commit_relevance(store: Store, index: str) -> Manifest:
+def commit_relevance(store: Store, index: str, relevance: Relevance = RELEVANCE) -> Manifest:
     """Commit the version of an index again, with the scales of fused scores and the curves of relevance."""
     manifest = read_manifest(store, index)
-    measured = {"parent": manifest.version, "fusion": FUSION, "relevance": RELEVANCE}
+    measured = {"parent": manifest.version, "fusion": FUSION, "relevance": relevance}
     return commit(store, manifest.model_copy(update=measured))
 
 

@@ -176,8 +176,8 @@ class Hit(Datapoint):
     """The cross-encoder's score, if it looked at this hit; hits with one come first, by it."""
     relevance: float | None = None
     """The probability that the hit answers the question, 0 to 1, where the build of the index has measured what scores
-    mean. None of named vectors and sparse ones, `Like`, and hybrid search with an `alpha` of one's own or by
-    `reciprocal_rank`."""
+    mean; of a reranked hit, if the cross-encoder is the measured one, by that score. None of several vectors and sparse
+    ones, `Like`, and hybrid search with named vectors, an `alpha` of one's own or by `reciprocal_rank`."""
     group: AttributeValue | None = None
     """What `max_per_group` grouped by."""
     snippet: Snippet | None = None

@@ -80,7 +80,7 @@ INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 class RerankerSpec(SpecModel):
-    """The cross-encoder that can rerank the first hits of a search. It does not affect what an index stores."""
+    """The cross-encoder that can rerank the first hits of a search. Builds measure what its scores mean."""
 
     model: Annotated[str, Field(min_length=1, max_length=1024)]
     """A sentence-transformers `CrossEncoder` with one output: a name, or a local folder. Never runs remote code."""

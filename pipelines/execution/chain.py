@@ -431,8 +431,8 @@ class Publish(Stage):
             else:
                 shards.append(ShardOutcome.from_json(body))
         with carried():
-            encoder = _encoder_sources(self._job, self._encoders).get("")
-            yield publish(self._job, self._job.open_store(), add_up(units), shards, encoder=encoder).status
+            encoders = _encoder_sources(self._job, self._encoders)
+            yield publish(self._job, self._job.open_store(), add_up(units), shards, encoders=encoders).status
 
 
 def _encoder_sources(job: Job, encoders: EncoderHandle) -> EncoderSources:

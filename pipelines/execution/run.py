@@ -67,7 +67,7 @@ from scannery.pipelines.state.work_units import (
     remove_unit_list,
     write_unit_list,
 )
-from scannery.pipelines.tuning.tuning_queries import EncoderSource
+from scannery.pipelines.tuning.tuning_queries import EncoderSources
 
 __all__ = ["Engine", "check_record", "embed_only", "execute"]
 
@@ -81,7 +81,7 @@ def publish_finished(
     store: Store,
     units: Sequence[UnitOutcome],
     shard_changes: Mapping[int, ShardChange],
-    encoder: EncoderSource | None,
+    encoders: EncoderSources,
 ) -> bool:
     """Publish a build if all its segments exist already; return whether it was published.
 
@@ -90,7 +90,7 @@ def publish_finished(
         store: of the index.
         units: outcomes of all its units, which earlier runs finished.
         shard_changes: by shard, changes besides the units' rows.
-        encoder: gives the encoder, where queries are made for a measurement.
+        encoders: give the encoders, where queries are made for a measurement.
 
     Raises:
         AlreadyExistsError: another build published a version meanwhile.
@@ -101,7 +101,7 @@ def publish_finished(
     shards = _finished_shards(job, store, units, shard_changes)
     if shards is None:
         return False
-    publish(job, store, add_up(map(UnitSums.of, units)), shards, encoder=encoder)
+    publish(job, store, add_up(map(UnitSums.of, units)), shards, encoders=encoders)
     return True
 
 
@@ -199,10 +199,14 @@ def execute(
         PipelineError, IndexerError, EmbedError: as the failed stage raised them.
 
     """
-    encoder = engine.encoder.load if engine.encoder else None
+    encoders = {
+        name: engine.encoders[recipe_of(spec)].load
+        for name, spec in job.spec.encoders.items()
+        if recipe_of(spec) in engine.encoders
+    }
     job = _with_groups(job, units, store)
     done = finished_units(units, job, store)
-    if done is None or not publish_finished(job, store, done, shard_changes, encoder):
+    if done is None or not publish_finished(job, store, done, shard_changes, encoders):
         finished = done is not None
         _run_until_sound(job, store, units, shard_changes, engine, progress, finished=finished)
     record = read_record(job, store)

@@ -40,7 +40,7 @@ from scannery.pipelines.state.job import Counts, Job, ShardOutcome, dead_letters
 from scannery.pipelines.state.work_units import UnitSums
 from scannery.pipelines.tuning.index_tuning import with_fresh_recall, with_whole_recall
 from scannery.pipelines.tuning.search_measurement import with_measured_search
-from scannery.pipelines.tuning.tuning_queries import EncoderSource, queries_of
+from scannery.pipelines.tuning.tuning_queries import NO_ENCODERS, EncoderSources, queries_of
 
 __all__ = ["BuildRecord", "embedded_record", "publish", "read_record", "rebase"]
 
@@ -84,7 +84,7 @@ def publish(
     units: UnitSums,
     shards: Sequence[ShardOutcome],
     *,
-    encoder: EncoderSource | None = None,
+    encoders: EncoderSources = NO_ENCODERS,
 ) -> BuildRecord:
     """Commit the version, unless nothing changed or too many records were refused, and write the build's record.
 
@@ -106,7 +106,7 @@ def publish(
     statistics["builds"] = _builds(job, parent)
     manifest = _manifest(job, entries, parent, statistics)
     manifest = with_fresh_recall(manifest, shards)
-    status, current = _decide(job, store, counts, parent, manifest, encoder)
+    status, current = _decide(job, store, counts, parent, manifest, encoders)
     record = BuildRecord(
         status=status,
         version=current.version if current else None,
@@ -177,7 +177,7 @@ def _decide(
     counts: Counts,
     parent: Manifest | None,
     manifest: Manifest,
-    encoder: EncoderSource | None,
+    encoders: EncoderSources,
 ) -> tuple[str, Manifest | None]:
     has_work = job.mode == "upsert" and (counts.documents > 0 or job.deletes > 0 or job.merge)
     if not has_work and (job.mode == "upsert" or not manifest.segments):
@@ -186,7 +186,7 @@ def _decide(
         return "too_many_dead_letters", None
     if parent is not None and _is_same(parent, manifest):
         return "unchanged", parent
-    manifest = _measured(manifest, parent, job, store, encoder)
+    manifest = _measured(manifest, parent, job, store, encoders)
     _check_log(job, store, parent, manifest)
     # Again: the first live update may have been written during the build.
     check_live_rows(job, parent, store)
@@ -202,12 +202,12 @@ def _decide(
 
 
 def _measured(
-    manifest: Manifest, parent: Manifest | None, job: Job, store: Store, encoder: EncoderSource | None
+    manifest: Manifest, parent: Manifest | None, job: Job, store: Store, encoders: EncoderSources
 ) -> Manifest:
     started = time.perf_counter()
-    manifest = with_whole_recall(manifest, job, store, encoder)
+    manifest = with_whole_recall(manifest, job, store, encoders.get(""))
     measured = time.perf_counter()
-    manifest = with_measured_search(manifest, parent, store, encoder)
+    manifest = with_measured_search(manifest, parent, store, encoders)
     ended = time.perf_counter()
     spent = {"recall": round(measured - started, 3), "fusion": round(ended - measured, 3)}
     seconds = manifest.statistics["seconds"] | spent

@@ -1,9 +1,10 @@
 """Questions made from passages, and foreign ones, searched by vector and by words over a version before its commit.
 
 The scores of the passage itself are those of what is left of it without the question. Other passages of its document
-are left out of the rankings. Scores by vector are rounded to a thousandth of a percent of the best one, and of equal
-scores the passage's counts as the last: texts that an encoder cannot tell apart differ in their last bits, by which the
-passage would be first. Scores by words are shares of the highest one that the words of the question allow.
+are left out of the rankings. By named vectors of another field than the text nothing is taken from the passage: the
+question is not made from that field. Scores by vector are rounded to a thousandth of a percent of the best one, and of
+equal scores the passage's counts as the last: texts that an encoder cannot tell apart differ in their last bits, by
+which the passage would be first. Scores by words are shares of the highest one that the words of the question allow.
 
 Shapes: Q questions, D dimensions, H rows of a ranking, M rows found in a segment, A weights.
 """
@@ -14,7 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from scannery.indexer.lexical.bm25 import K1, B
 from scannery.indexer.lexical.expansion import QueryText, WeightedTerms, weighted_terms
 from scannery.indexer.manifest import FusionScales
 from scannery.indexer.planning.allowed_rows import AllowedRows
-from scannery.indexer.reader import OpenIndex
+from scannery.indexer.reader import OpenIndex, SearchedSegment
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, SAME_SHARE, Scale
 from scannery.indexer.vectors.exact_search import row_scores, search_ready
@@ -38,6 +39,7 @@ __all__ = [
     "fused",
     "passage_searches",
     "questions_about",
+    "rows_of",
 ]
 
 MOST_QUESTIONS = 256
@@ -117,6 +119,7 @@ class PassageScores(NamedTuple):
     """What a text in place of the passage would score."""
 
     dense: float
+    """Score by vector; minus infinity: it has none."""
     lexical: float
     """Score by words, as a share; 0: it has none of them."""
 
@@ -125,9 +128,9 @@ class QuestionSearch(NamedTuple):
     """What both searches have for a question."""
 
     dense: Ranked | None
-    """Rows of other documents by vector; None: the index has no encoder."""
+    """Rows of other documents by vector; None: the vectors have no encoder."""
     lexical: Ranked | None
-    """Rows of other documents by words; None: the index has no words."""
+    """Rows of other documents by words; None: the index has no words, or named vectors are searched."""
     remainders: tuple[PassageScores, PassageScores]
     """Scores of what is left of the passage, of both kinds (`PassageQuestion.rests`); of a foreign question: 0."""
     paraphrase: PassageScores
@@ -135,17 +138,22 @@ class QuestionSearch(NamedTuple):
     equal_keys: np.ndarray
     """Keys of rows that are as close to the passage as it is without the question's sentence."""
 
+    def answers(self, keys_H: np.ndarray) -> np.ndarray:
+        """Return whether each row, by its key, answers the question, bool (H,)."""
+        return np.isin(keys_H, [PASSAGE, *self.equal_keys])
+
     def with_passage(self, passage: PassageScores | None) -> tuple[Ranked | None, Ranked | None]:
         """Return the rankings by vector and by words, with a text in place of the passage as the row PASSAGE.
 
-        A text without any word of the question is not among the rows by words.
+        A text without any word of the question is not among the rows by words, and one without a vector not among those
+        by vector.
 
         Args:
             passage: scores of the text; None: there is none.
 
         """
         dense, lexical = self.dense, self.lexical
-        if passage is not None and dense is not None:
+        if passage is not None and dense is not None and passage.dense > -np.inf:
             dense = _with_row(dense, passage.dense)
         if passage is not None and lexical is not None and passage.lexical > 0:
             lexical = _with_row(lexical, passage.lexical)
@@ -157,10 +165,18 @@ _NO_KEYS = np.empty(0, np.int64)
 
 
 def passage_searches(
-    index: OpenIndex, questions: Sequence[Question], encoder: EncoderSource | None
+    index: OpenIndex, questions: Sequence[Question], encoder: EncoderSource | None, name: str = ""
 ) -> list[QuestionSearch]:
-    """Return what both searches have for questions about passages."""
-    searcher = _Searcher(index, encoder)
+    """Return what both searches have for questions about passages.
+
+    Args:
+        index: that is searched.
+        questions: about it.
+        encoder: of the vectors; None: they have none.
+        name: of the vectors; empty: the unnamed ones, and words.
+
+    """
+    searcher = _Searcher(index, encoder, name)
     texts = [each.question.text for each in questions]
     remainders_QKD = searcher.remainders(questions)
     return [
@@ -172,10 +188,10 @@ def passage_searches(
 
 
 def foreign_searches(
-    index: OpenIndex, texts: Sequence[str], encoder: EncoderSource | None
+    index: OpenIndex, texts: Sequence[str], encoder: EncoderSource | None, name: str = ""
 ) -> list[QuestionSearch]:
-    """Return what both searches have for questions that no passage answers."""
-    searcher = _Searcher(index, encoder)
+    """Return what both searches have for questions that no passage answers; arguments as of `passage_searches`."""
+    searcher = _Searcher(index, encoder, name)
     return [
         QuestionSearch(*searcher.rankings(text, query_D)[:2], (_NOTHING, _NOTHING), _NOTHING, _NO_KEYS)
         for text, query_D in zip(texts, searcher.vectors(texts), strict=True)
@@ -183,12 +199,14 @@ def foreign_searches(
 
 
 class _Searcher:
-    """Search by vector and by words over an open index; either may be missing."""
+    """Search by the vectors of a name and by words over an open index; either may be missing."""
 
-    def __init__(self, index: OpenIndex, encoder: EncoderSource | None) -> None:
-        self._index, self._distance = index, index.spec.distance
+    def __init__(self, index: OpenIndex, encoder: EncoderSource | None, name: str) -> None:
+        self._index, self._space = index, index.space(name)
+        self._distance = self._space.index.spec.distance
         self._encoder = None if encoder is None else encoder()
-        self._by_words = None if index.spec.lexical is None else _WordSearch(index)
+        self._of_text = index.spec.text_field(name) == "text"
+        self._by_words = None if name or index.spec.lexical is None else _WordSearch(index)
 
     def vectors(self, texts: Sequence[str]) -> Sequence[np.ndarray | None]:
         """Return the vector of each question, float32 (D,); None without an encoder."""
@@ -197,8 +215,8 @@ class _Searcher:
         return [*search_ready(self._encoder.encode_queries(texts), self._distance)]
 
     def remainders(self, questions: Sequence[Question]) -> Sequence[np.ndarray | None]:
-        """Return the vectors of what is left of each passage, float32 (2, D); None without an encoder."""
-        if self._encoder is None:
+        """Return the vectors of what is left of each passage, float32 (2, D); None where that is not encoded."""
+        if self._encoder is None or not self._of_text:
             return [None] * len(questions)
         texts = [remainder for each in questions for remainder in each.question.rests]
         remainders_QD = search_ready(self._encoder.encode_documents(texts), self._distance)
@@ -211,9 +229,8 @@ class _Searcher:
         allowed = self._index.alive if left_out is None else _without_document(self._index, left_out)
         dense = lexical = words = None
         if query_D is not None:
-            dense = _ranked(
-                [_nearest(*each, query_D[None]) for each in zip(self._index.segments, allowed, strict=True)]
-            )
+            parts = self._space.parts
+            dense = _ranked([_nearest(part, allowed[part.number], query_D[None]) for part in parts])
         if self._by_words is not None:
             words = self._by_words.words(text)
             lexical = _ranked(self._by_words.search(words, allowed))
@@ -225,17 +242,17 @@ class _Searcher:
     ) -> QuestionSearch:
         """Return what both searches have for a question about a passage."""
         dense, lexical, words = self.rankings(each.question.text, query_D, each)
-        dense_scores = shares = (0.0, 0.0, 0.0)
+        dense_scores, shares = (-np.inf,) * 3, (0.0,) * 3
         equal_keys = _NO_KEYS
-        if query_D is not None and remainders_KD is not None and dense is not None:
-            segment, row_1 = self._index.segments[each.segment], np.array([each.row])
-            [passage_D] = segment.searched(row_1)
-            scores_R = [*self._scores(query_D, remainders_KD), *segment.scores_of(row_1, query_D)]
+        passage_D = self._passage_vector(each)
+        if query_D is not None and dense is not None and passage_D is not None:
+            rests_KD = np.stack([passage_D] * 2) if remainders_KD is None else remainders_KD
+            scores_R = self._scores(query_D, np.stack([*rests_KD, passage_D]))
             unit = SAME_SHARE * max(float(np.abs(dense.scores_H[:1]).max(initial=0.0)), _TINY)
             dense = Ranked(dense.keys_H, _rounded(dense.scores_H, unit))
             dense_scores = tuple(_rounded(scores_R, unit).tolist())
-            least = float(self._scores(passage_D, remainders_KD).min())
-            equal_keys = self._near(passage_D, least, [dense, lexical])
+            least = float(self._scores(passage_D, rests_KD).min())
+            equal_keys = self._near(passage_D, least - SAME_SHARE * abs(least), [dense, lexical])
         if self._by_words is not None and words is not None:
             highest = max(words.highest_score, _TINY)
             elsewhere = self._by_words.elsewhere(each, [*words.weights])
@@ -251,14 +268,21 @@ class _Searcher:
         keys_H = np.unique(
             np.concatenate([each.keys_H[:COMPARED_ROWS] for each in rankings if each is not None])
         )
-        numbers_H, rows_H = keys_H >> _ROW_BITS, keys_H & ((1 << _ROW_BITS) - 1)
+        numbers_H, rows_H = rows_of(keys_H)
         near_H = np.zeros(len(keys_H), bool)
         for number in np.unique(numbers_H).tolist():
-            segment = self._index.segments[number]
-            if segment.has_vectors:
-                is_part = numbers_H == number
-                near_H[is_part] = segment.scores_of(rows_H[is_part], passage_D) >= least
+            is_part = numbers_H == number
+            near_H[is_part] = self._space.scores(number, rows_H[is_part], passage_D) >= least
         return keys_H[near_H]
+
+    def _passage_vector(self, each: Question) -> np.ndarray | None:
+        """Return the vector of a passage, float32 (D,), or that of its document: its first passage has the title's."""
+        vector_D = self._space.vector_of(each.segment, each.row)
+        if vector_D is not None or self._of_text:
+            return vector_D
+        rows_R = _live_rows(self._index, each.segment, _document_of(self._index, each))
+        vectors = (self._space.vector_of(each.segment, row) for row in rows_R.tolist())
+        return next((other_D for other_D in vectors if other_D is not None), None)
 
     def _scores(self, query_D: np.ndarray, texts_KD: np.ndarray) -> np.ndarray:
         """Return the scores that texts would have as rows, float32 (K,)."""
@@ -270,18 +294,43 @@ def _rounded(scores: Any, unit: float) -> np.ndarray:
     return rounded
 
 
-def _nearest(
-    segment: Segment, allowed: AllowedRows | None, query_1D: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(keys_H: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of the segment and the row of each key, int64 (H,)."""
+    return keys_H >> _ROW_BITS, keys_H & ((1 << _ROW_BITS) - 1)
+
+
+_Hits: TypeAlias = tuple[int, np.ndarray, np.ndarray]
+"""Number of a segment, rows and scores."""
+
+
+def _nearest(part: SearchedSegment, allowed: AllowedRows | None, query_1D: np.ndarray) -> _Hits:
+    if part.vectors is not None:
+        allowed = part.vectors.allowed(allowed)
     mask_N = None if allowed is None else allowed.mask_N
-    rows_1K, scores_1K = segment.search(query_1D, FUSED_ROWS, allowed=mask_N, ready=True)
+    rows_1K, scores_1K = part.segment.search(query_1D, FUSED_ROWS, allowed=mask_N, ready=True)
     valid = rows_1K[0] >= 0
-    return rows_1K[0][valid], scores_1K[0][valid]
+    rows_M = rows_1K[0][valid]
+    return (
+        part.number,
+        rows_M if part.vectors is None else part.vectors.datapoints(rows_M),
+        scores_1K[0][valid],
+    )
+
+
+def _document_of(index: OpenIndex, about: Question) -> str:
+    [document] = index.segments[about.segment].take([about.row], ["document_id"]).column(0).to_pylist()
+    return str(document)
+
+
+def _live_rows(index: OpenIndex, number: int, document: str) -> np.ndarray:
+    """Return the rows of a document in a segment, by its number, int64 (R,)."""
+    rows_R, alive = index.segments[number].rows_of_document(document), index.alive[number]
+    return rows_R if alive is None else rows_R[alive.mask_N[rows_R]]
 
 
 def _without_document(index: OpenIndex, about: Question) -> list[AllowedRows | None]:
     """Return the rows of each segment without those of the document of a question; None: all."""
-    [document] = index.segments[about.segment].take([about.row], ["document_id"]).column(0).to_pylist()
+    document = _document_of(index, about)
     allowed: list[AllowedRows | None] = []
     for segment, alive in zip(index.segments, index.alive, strict=True):
         rows_R = segment.rows_of_document(document)
@@ -295,12 +344,11 @@ def _without_document(index: OpenIndex, about: Question) -> list[AllowedRows | N
     return allowed
 
 
-def _ranked(hits: Sequence[tuple[np.ndarray, np.ndarray]]) -> Ranked:
-    """Return the best FUSED_ROWS of some rows; `hits` are the rows and scores of each segment."""
-    keys = [
-        (np.int64(number) << _ROW_BITS) | rows_M.astype(np.int64) for number, (rows_M, _) in enumerate(hits)
-    ]
-    keys_H, scores_H = np.concatenate(keys), np.concatenate([scores_M for _, scores_M in hits])
+def _ranked(hits: Sequence[_Hits]) -> Ranked:
+    """Return the best FUSED_ROWS of some rows of segments."""
+    keys = [(np.int64(number) << _ROW_BITS) | rows_M.astype(np.int64) for number, rows_M, _ in hits]
+    keys_H = np.concatenate([*keys, _NO_KEYS])
+    scores_H = np.concatenate([*(scores_M for _, _, scores_M in hits), np.empty(0)])
     order_H = np.argsort(-scores_H, kind="stable")[:FUSED_ROWS]
     return Ranked(keys_H[order_H], scores_H[order_H].astype(np.float64))
 
@@ -320,12 +368,10 @@ class _WordSearch:
         [words] = weighted_terms([[QueryText(text, 1.0)]], self._analyser, self._words.statistics)
         return words
 
-    def search(
-        self, words: WeightedTerms, allowed: Sequence[AllowedRows | None]
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    def search(self, words: WeightedTerms, allowed: Sequence[AllowedRows | None]) -> list[_Hits]:
         """Return per segment the best of the allowed rows by the words and perhaps others, and their scores."""
         search = self._words.search(words)
-        return [search.best(number, FUSED_ROWS, rows) for number, rows in enumerate(allowed)]
+        return [(number, *search.best(number, FUSED_ROWS, rows)) for number, rows in enumerate(allowed)]
 
     def elsewhere(self, about: Question, terms: Sequence[str]) -> tuple[Counter[str], int]:
         """Return how often the other passages of a passage's document have some terms, and how many words they have.
@@ -335,13 +381,12 @@ class _WordSearch:
         counts, length = Counter[str](), 0
         if not self._counts_documents:
             return counts, length
-        [document] = self._index.segments[about.segment].take([about.row], ["document_id"])[0].to_pylist()
-        for number, (segment, alive) in enumerate(zip(self._index.segments, self._index.alive, strict=True)):
-            rows_R = segment.rows_of_document(document)
-            live_R = np.ones(len(rows_R), bool) if alive is None else alive.mask_N[rows_R]
+        document = _document_of(self._index, about)
+        for number, segment in enumerate(self._index.segments):
+            rows_R = _live_rows(self._index, number, document)
             is_other_R = (rows_R != about.row) | (number != about.segment)
             assert segment.postings is not None
-            part_counts, part_length = segment.postings.counts_in(rows_R[live_R & is_other_R], terms)
+            part_counts, part_length = segment.postings.counts_in(rows_R[is_other_R], terms)
             counts.update(part_counts)
             length += part_length
         return counts, length

@@ -20,10 +20,19 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from scannery.indexer.manifest import FusionWeight, RelevanceCurve, logistic
-from scannery.pipelines.tuning.passage_searches import PASSAGE, QuestionSearch, Ranked, fused
+from scannery.pipelines.tuning.passage_searches import QuestionSearch, Ranked, fused
 from scannery.runtime.search_modes import Mode
 
-__all__ = ["Samples", "calibration_error", "fitted_curve", "relevance_curves", "separation"]
+__all__ = [
+    "ANSWER_WEIGHT",
+    "HITS",
+    "Samples",
+    "calibration_error",
+    "fitted_curve",
+    "ranked_hits",
+    "relevance_curves",
+    "separation",
+]
 
 ANSWER_WEIGHT = 3.0
 """Weight of hits that answer a question made from a passage: some of its other hits answer as well, unjudged."""
@@ -79,13 +88,15 @@ def _samples(
 ) -> Samples:
     samples = Samples([], [])
     for search in searches:
-        ranked = _ranked(search, mode, weight, answered=answered)
+        ranked = ranked_hits(search, mode, weight, answered=answered)
         samples.scores.append(ranked.scores_H[:HITS])
-        samples.answers.append(np.isin(ranked.keys_H[:HITS], [PASSAGE, *search.equal_keys]))
+        samples.answers.append(search.answers(ranked.keys_H[:HITS]))
     return samples
 
 
-def _ranked(search: QuestionSearch, mode: Mode, weight: FusionWeight | None, *, answered: bool) -> Ranked:
+def ranked_hits(
+    search: QuestionSearch, mode: Mode, weight: FusionWeight | None, *, answered: bool = True
+) -> Ranked:
     """Return the hits of a question in a mode, with the passage in other words if it is answered."""
     passage = search.paraphrase if answered else None
     if mode == "hybrid":

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from scannery.indexer import WeightedTerms
 from scannery.indexer.manifest import RelevanceCurve
 from scannery.serving.engine.query_vectors import members_of
@@ -17,7 +19,7 @@ from scannery.serving.request.options import Options
 from scannery.serving.request.query import ById, Query, Vectors, WithSparse, WithWords
 from scannery.serving.request.relevance import without_relevance
 
-__all__ = ["HitRelevance"]
+__all__ = ["HitRelevance", "with_rerank_relevance"]
 
 
 class HitRelevance:
@@ -55,6 +57,19 @@ class HitRelevance:
             assert isinstance(words, WeightedTerms)  # queries by sparse vector have no curve
             scores_H = scores_H / words.highest_score
         return replace(ranking, relevance=curve.probabilities(scores_H))
+
+
+def with_rerank_relevance(ranking: Ranking, curve: RelevanceCurve, least: float | None) -> Ranking:
+    """Return reranked hits with the relevance of their scores by the cross-encoder, without those below the least one.
+
+    Hits that it did not score keep the relevance of the search, if they have any.
+    """
+    assert ranking.rerank is not None
+    unscored_H = np.isnan(ranking.rerank)
+    first_H = np.float32(np.nan) if ranking.relevance is None else ranking.relevance
+    relevance_H = np.where(unscored_H, first_H, curve.probabilities(ranking.rerank))
+    ranking = replace(ranking, relevance=relevance_H)
+    return ranking if least is None else ranking.at(relevance_H >= least)
 
 
 def _other_question(query: Query, path: str) -> str:

@@ -10,7 +10,7 @@ The life of a batch of queries with equal options:
 5. Hits get their relevance (relevance.py). The datapoint itself (query by id), hits below `min_score` or
    `min_relevance`, and hits beyond `max_per_group` are dropped.
 6. Queries that have too few hits left, though there are more rows, go back to 3 with a larger m.
-7. If wanted, a cross-encoder reorders the first hits (search.py).
+7. If wanted, a cross-encoder reorders the first hits (search.py), and they get the relevance of its scores.
 8. The hits are written in the wire format (hydrator.py).
 9. If wanted, each gets its best sentence and the words that match (highlighting/).
 
@@ -39,7 +39,7 @@ from scannery.runtime.retry import Deadline
 from scannery.serving.engine.highlighter import Highlighter, with_snippets
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import named_rows
-from scannery.serving.engine.relevance import HitRelevance
+from scannery.serving.engine.relevance import HitRelevance, with_rerank_relevance
 from scannery.serving.engine.row_source import LocalRows, RankedCandidates, RowSource
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking, crowd
@@ -377,11 +377,13 @@ def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[
 
 def _reranked(prepared: PreparedSearch, rerank: Rerank, batch: QueryBatch, rows: RowSource) -> list[Ranking]:
     """Return the hits of each query in the order of the cross-encoder, in which offset and k count."""
-    assert prepared.first_stage is not None
-    snapshot = batch.snapshot
+    snapshot, options = batch.snapshot, prepared.options
     reranker = snapshot.encoders.rerankers.reranker_of(snapshot.manifest)
     texts = [_text(query, path) for query, path in zip(batch.queries, batch.paths, strict=True)]
-    rankings = _rank(prepared.first_stage, batch, rows)
+    curve, first = rerank.curve_of(reranker.digest), options.before_rerank
+    if curve is not None:  # the least relevance is one of the new scores
+        first = replace(first, min_relevance=None)
+    rankings = _rank(PreparedSearch.of(snapshot, first, prepared.where), batch, rows)
     with batch.stats.stage("rerank"):
         ordered = [
             reranked(
@@ -393,7 +395,9 @@ def _reranked(prepared: PreparedSearch, rerank: Rerank, batch: QueryBatch, rows:
             )
             for text, ranking in zip(texts, rankings, strict=True)
         ]
-    return [ranking.within(prepared.options.offset, prepared.options.k) for ranking in ordered]
+    if curve is not None:
+        ordered = [with_rerank_relevance(ranking, curve, options.min_relevance) for ranking in ordered]
+    return [ranking.within(options.offset, options.k) for ranking in ordered]
 
 
 def _text(query: Query, path: str) -> str:

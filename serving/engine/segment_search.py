@@ -12,7 +12,7 @@ filter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -362,11 +362,6 @@ class SearchPlan:
         """Whether these are also all that the answer to a query by vector has."""
         self.waits = any(segment.is_cold for space in self._spaces for segment in space.index.segments)
         """Whether a search may wait for the store, for which the event loop must not."""
-        self.first_stage: SearchPlan | None = None
-        """The search for the candidates of a reranking."""
-        if options.rerank is not None:
-            first = replace(options, k=options.deepest, offset=0, rerank=None)
-            self.first_stage = SearchPlan(snapshot, first)
 
     def segments(self, snapshot: Snapshot, where: Node | None, deadline: Deadline) -> SearchedSegments:
         """Return the segments with rows that a filter allows; DeadlineError if that takes too long."""
@@ -433,12 +428,6 @@ class PreparedSearch:
             limit, version = options.k + options.offset, snapshot.manifest.version
             times = snapshot.masks.times(where, limit, options.exact, version)
         return cls(snapshot.plan(options, SearchPlan), where, times)
-
-    @property
-    def first_stage(self) -> PreparedSearch | None:
-        """The search for the candidates of a reranking."""
-        plan = self.plan.first_stage
-        return None if plan is None else PreparedSearch(plan, self.where)
 
     def segments(self, snapshot: Snapshot, deadline: Deadline) -> SearchedSegments:
         """Return the segments that have allowed rows; DeadlineError if that takes too long."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from scannery.indexer import NO_EXPANSION, Expansion, IndexSpec, Manifest, SearchSettings
-from scannery.indexer.manifest import RelevanceCurve
+from scannery.indexer.manifest import RERANK, ModelCurve, RelevanceCurve
 from scannery.indexer.tuning.settings_choice import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
@@ -129,6 +129,12 @@ class Rerank:
     """Number of best hits that are reranked."""
     time_budget_s: float | None
     """Seconds after which reranking stops; None: no limit."""
+    relevance: ModelCurve | None = None
+    """What the scores of the cross-encoder of the build mean; None: nothing is known."""
+
+    def curve_of(self, digest: str) -> RelevanceCurve | None:
+        """Return the curve of the scores of a cross-encoder, by its digest; None: it is not the one of the build."""
+        return None if self.relevance is None or self.relevance.model != digest else self.relevance.curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +261,11 @@ class Options:
         """Hits that a search has to find for each query."""
         return max(self.k + self.offset, self.rerank.candidates if self.rerank else 0)
 
+    @property
+    def before_rerank(self) -> Options:
+        """The options of the search for the hits that are reranked."""
+        return replace(self, k=self.deepest, offset=0, rerank=None)
+
 
 def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: bool = True) -> Options:
     """Return the options of a search; `parse_filter` reads its filter, and the catalog handles `min_sequence`.
@@ -297,7 +308,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         expansion=Expansion(
             typos=message.typos if message.HasField("typos") else spec.search.typos, prefix=message.prefix
         ),
-        rerank=_rerank(message),
+        rerank=_rerank(message, manifest),
         highlight=_highlight(message, k + message.offset, spec.index, vectors),
     )
     if mode is None:
@@ -308,7 +319,8 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         options = replace(options, text_mode=text_mode, by_mode=by_mode)
     options = _with_curve(options, manifest)
     some_curve = any(each.curve is not None for each in (options, *options.by_mode.values()))
-    if options.min_relevance is not None and not some_curve:
+    reranked = options.rerank is not None and options.rerank.relevance is not None
+    if options.min_relevance is not None and not some_curve and not reranked:
         raise without_relevance(options.by_text.no_curve)
     return options
 
@@ -361,7 +373,7 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
 _FIELDS = ("id", "document_id", "title", "text", "payload", "offsets")
 
 
-def _rerank(message: pb.SearchOptions) -> Rerank | None:
+def _rerank(message: pb.SearchOptions, manifest: Manifest) -> Rerank | None:
     if not message.HasField("rerank"):
         return None
     settings, candidates, budget_s = message.rerank, limits.DEFAULT_RERANK_CANDIDATES, None
@@ -371,7 +383,8 @@ def _rerank(message: pb.SearchOptions) -> Rerank | None:
         budget_s = (
             check_within("rerank.time_budget_ms", settings.time_budget_ms, 1, limits.MAX_RERANK_MS) / 1000
         )
-    return Rerank(candidates=candidates, time_budget_s=budget_s)
+    relevance = manifest.relevance.models.get(RERANK) if manifest.relevance is not None else None
+    return Rerank(candidates=candidates, time_budget_s=budget_s, relevance=relevance)
 
 
 def _highlight(message: pb.SearchOptions, hits: int, index: str, vectors: ChosenVectors) -> Highlight | None:

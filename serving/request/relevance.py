@@ -1,13 +1,13 @@
 """The relevance of hits: the probability that a hit answers the question, by the curve that the build measured.
 
-A curve holds for scores of the kind that it was measured with: of one mode, by the unnamed vector, and in hybrid search
-with the measured weight. Hits of other searches have no relevance.
+A curve holds for scores of the kind that it was measured with: of one mode, by the unnamed vector or by one named one,
+and in hybrid search with the measured weight. Hits of other searches have no relevance.
 """
 
 from __future__ import annotations
 
 from scannery.indexer import Manifest
-from scannery.indexer.manifest import RelevanceCurve
+from scannery.indexer.manifest import RelevanceCurve, vectors_key
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.request.modes import Fusion, Mode
 from scannery.serving.request.query import ChosenVectors
@@ -48,21 +48,27 @@ def curve_of(
             None,
             f"{version} has no relevance: too few of its passages are long enough to make questions of",
         )
-    reason = "" if mode == "lexical" else _other_vectors(vectors, inner_product=inner_product)
+    reason = "" if mode == "lexical" else _other_vectors(mode, vectors, inner_product=inner_product)
     reason = reason or ("" if mode != "hybrid" else _other_fusion(manifest, fusion))
-    curve = manifest.relevance.curves.get(mode)
+    name = vectors.names[0] if vectors.names and mode == "dense" else ""
+    curve = manifest.relevance.all_curves.get(vectors_key(name) if name else mode)
     if curve is None and not reason:
+        source = f"vectors {name!r}" if name else f"mode {mode}"
         reason = (
-            f"{version} has no relevance for mode {mode}: the build measures it where texts can be searched in this "
-            "mode, and scores tell answers from other hits"
+            f"{version} has no relevance for {source}: the build measures it where texts can be searched in this way, "
+            "and scores tell answers from other hits"
         )
     return (None, reason) if reason else (curve, "")
 
 
-def _other_vectors(vectors: ChosenVectors, *, inner_product: bool) -> str:
+def _other_vectors(mode: Mode, vectors: ChosenVectors, *, inner_product: bool) -> str:
     """Return why scores by vector are of another kind than the measured ones; empty: they are not."""
-    if vectors.names:
-        return "hits of named vectors have no relevance: it is measured of the unnamed vector"
+    if len(vectors.names) > 1:
+        return "hits of several vectors have no relevance: their scores are relative to the best hit of the query"
+    if vectors.names and mode == "hybrid":
+        return (
+            "hybrid hits of named vectors have no relevance: it is measured of the unnamed vector and words"
+        )
     if inner_product:
         return "hits by inner_product have no relevance: it is measured of vectors scaled to length 1"
     return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,20 +142,41 @@ MODELS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def make_cross_encoder(folder: Path, *, labels: int = 1) -> Path:
-    """Write a cross-encoder with random weights to `folder`, and return it."""
+TRAINING_STEPS = 60
+
+
+def make_cross_encoder(
+    folder: Path, *, labels: int = 1, pairs: Sequence[tuple[str, str, float]] = (), seed: int = 7
+) -> Path:
+    """Write a cross-encoder to `folder`, and return it: random weights, or trained on queries, texts and scores."""
     import transformers as hf
     from sentence_transformers import CrossEncoder
 
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     tokenizer = _tokenizer("wordpiece")
     settings: dict[str, Any] = {"vocab_size": len(tokenizer), "num_labels": labels, **SIZES}
     config = hf.BertConfig(**settings)
     parts = folder / "parts"
-    hf.BertForSequenceClassification(config).save_pretrained(parts)
+    model = hf.BertForSequenceClassification(config)
+    if pairs:
+        _train(model, tokenizer, pairs)
+    model.save_pretrained(parts)
     tokenizer.save_pretrained(parts)
     CrossEncoder(str(parts), device="cpu").save_pretrained(str(folder / "model"))
     return folder / "model"
+
+
+def _train(model: Any, tokenizer: Any, pairs: Sequence[tuple[str, str, float]]) -> None:
+    queries, texts, scores = zip(*pairs, strict=True)
+    tokens = tokenizer(list(queries), list(texts), truncation=True, padding=True, return_tensors="pt")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(TRAINING_STEPS):
+        logits = model.train()(**tokens).logits[:, 0]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(scores))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
 
 
 def make_model(kind: str, folder: Path) -> Path:

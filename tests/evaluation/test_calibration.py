@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scannery.evaluation.calibration import LEAST_QUESTIONS, calibrated, odds_samples
-from scannery.indexer.manifest import Relevance, RelevanceCurve
+from scannery.indexer.manifest import ModelCurve, Relevance, RelevanceCurve
 from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.tuning.relevance_curves import Samples, calibration_error
 
@@ -65,6 +65,23 @@ def test_few_or_useless_judgements_are_refused():
     upside_down = Samples([np.array([1.0, -1.0])] * 30, [np.array([False, True])] * 30)
     with pytest.raises(CollectionError, match="tell nothing"):
         calibrated(RELEVANCE, {"dense": upside_down}, {"dense": foreign})
+
+
+def test_a_model_is_fitted_beside_the_modes_and_has_no_curve_if_its_scores_tell_nothing():
+    of_model = ModelCurve(model="a digest", curve=CURVE, questions=64, foreign_questions=48)
+    relevance = RELEVANCE.model_copy(update={"models": {"rerank": of_model, "vectors.title": of_model}})
+    judged, foreign = odds_samples(*asked(200, -2.0, 4.0)), odds_samples([[]] * 30)
+    upside_down = Samples([np.array([1.0, -1.0])] * 200, [np.array([False, True])] * 200)
+    corrected = calibrated(
+        relevance,
+        {"dense": judged, "rerank": judged, "vectors.title": upside_down},
+        dict.fromkeys(("dense", "rerank", "vectors.title"), foreign),
+    )
+    assert corrected.all_curves == {
+        "dense": corrected.curves["dense"], "lexical": CURVE, "rerank": corrected.curves["dense"]
+    }  # fmt: skip
+    counts = {(each.model, each.questions, each.foreign_questions) for each in corrected.models.values()}
+    assert counts == {("a digest", 200, 30)}
 
 
 def test_the_error_before_and_after_is_measured_the_same_way():

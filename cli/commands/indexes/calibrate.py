@@ -65,9 +65,9 @@ def calibrate_command(
         print_json({"index": name, "version": version, "relevance": relevance.model_dump(mode="json")})
         return
     typer.echo(f"{name} is at version {version}: relevance fitted to {relevance.questions:,} judged queries.")
-    for mode, curve in relevance.curves.items():
+    for key, curve in relevance.all_curves.items():
         typer.echo(
-            f"{mode}: error {curve.error:.3f}, separation from foreign questions {curve.separation:.3f}"
+            f"{key}: error {curve.error:.3f}, separation from foreign questions {curve.separation:.3f}"
         )
 
 
@@ -80,7 +80,7 @@ def _fitted(
     *,
     passages: bool,
 ) -> Relevance:
-    from scannery.evaluation.calibration import calibrated, odds_samples
+    from scannery.evaluation.calibration import calibrated, measured_searches, odds_samples
     from scannery.pipelines.tuning.foreign_questions import foreign_questions
     from scannery.pipelines.tuning.relevance_curves import HITS, Samples
 
@@ -90,25 +90,14 @@ def _fitted(
     common: dict[str, Any] = {"fields": [], **({} if passages else {"max_per_group": 1})}
     judged_samples: dict[str, Samples] = {}
     foreign_samples: dict[str, Samples] = {}
-    for mode, of_mode in _measured_searches(manifest, relevance).items():
-        options = common | of_mode
-        texts = [asked_of(query, mode) for query in queries.values()]
+    for key, of_key in measured_searches(manifest).items():
+        options = common | of_key
+        texts = [asked_of(query, key) for query in queries.values()]
         judged_hits = batched(index, texts, HITS, **options)
-        judged_samples[mode] = odds_samples(_relevances(judged_hits, passages=passages), relevant)
+        judged_samples[key] = odds_samples(_relevances(judged_hits, passages=passages), relevant)
         foreign_hits = batched(index, foreign, HITS, **options)
-        foreign_samples[mode] = odds_samples(_relevances(foreign_hits, passages=passages))
+        foreign_samples[key] = odds_samples(_relevances(foreign_hits, passages=passages))
     return calibrated(relevance, judged_samples, foreign_samples)
-
-
-def _measured_searches(manifest: Manifest, relevance: Relevance) -> dict[str, dict[str, Any]]:
-    """Return the options of the searches whose hits have a relevance, by mode, whatever the spec's defaults are."""
-    searches: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in relevance.curves}
-    weight = manifest.fusion
-    if weight is None or weight.scales is None:
-        searches.pop("hybrid", None)
-    elif "hybrid" in searches:
-        searches["hybrid"] |= {"fusion": "weighted_score", "alpha": weight.alpha}
-    return searches
 
 
 def _relevances(results: Sequence[Hits], *, passages: bool) -> Iterator[list[tuple[str, float]]]:

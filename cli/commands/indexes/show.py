@@ -147,17 +147,26 @@ def _search_text(manifest: Manifest) -> str:
 
 
 def _relevance_text(relevance: Relevance) -> str:
-    """Return the score that has a probability of one half in each mode, and how far the curves are from the truth."""
+    """Return the score of each curve that has a probability of one half, and how far the curves are from the truth."""
     if not relevance.foreign_questions:
         return "none: too few passages are long enough to make questions of"
-    modes = [
-        f"{mode} 50 % at {'a share' if mode == 'lexical' else 'a score'} of {-curve.intercept / curve.slope:.3g} "
-        f"(error {curve.error:.3f}, separation {curve.separation:.3f})"
-        for mode, curve in relevance.curves.items()
+    curves = [
+        f"{key} 50 % at {'a share' if key == 'lexical' else 'a score'} of {-curve.intercept / curve.slope:.3g} "
+        f"(error {curve.error:.3f}, separation {curve.separation:.3f}{_other_questions(relevance, key)})"
+        for key, curve in relevance.all_curves.items()
     ]
     kind = "judged questions" if relevance.source == "judgements" else "questions made from passages"
     questions = f"{relevance.questions} {kind} and {relevance.foreign_questions} foreign ones"
-    return f"{'; '.join(modes) or 'none: no score tells answers from other hits'}; measured with {questions}"
+    return f"{'; '.join(curves) or 'none: no score tells answers from other hits'}; measured with {questions}"
+
+
+def _other_questions(relevance: Relevance, key: str) -> str:
+    """Return how many questions a curve was fitted to, if these are others than those of the modes."""
+    each = relevance.models.get(key)
+    counts = (relevance.questions, relevance.foreign_questions)
+    if each is None or (each.questions, each.foreign_questions) == counts:
+        return ""
+    return f", {each.questions} and {each.foreign_questions} questions"
 
 
 def _documents_text(manifest: Manifest) -> str:

@@ -622,8 +622,9 @@ class Hit(_message.Message):
     """The cross-encoder's score."""
     relevance: _builtins.float
     """The probability that the datapoint answers the query, 0 to 1, by the curve that the build measured for the mode. Set if the
-    version has one, in DENSE by the unnamed vector, in LEXICAL by words, and in HYBRID by both with WEIGHTED_SCORE and the
-    measured `alpha`; not with `inner_product`, sparse vectors, or ids in the query. With `rerank` that of the first ranking.
+    version has one, in DENSE by the unnamed vector or by one named one, in LEXICAL by words, and in HYBRID by both with
+    WEIGHTED_SCORE and the measured `alpha`; not with `inner_product`, sparse vectors, or ids in the query. With `rerank` that of
+    `rerank_score`, if the build measured the same cross-encoder; else, and without that score, that of the first ranking.
     """
     @_builtins.property
     def datapoint(self) -> _types_pb2.Datapoint:

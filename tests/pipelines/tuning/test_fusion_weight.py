@@ -140,9 +140,9 @@ def test_a_version_of_an_earlier_release_is_measured_again_and_loses_nothing_wit
     manifest = manifest_of(store, "talks")
     weight = weight_of(store).model_copy(update={"scales": None})
     earlier = manifest.model_copy(update={"fusion": weight})
-    assert with_measured_search(manifest, earlier, store, None).fusion == weight
+    assert with_measured_search(manifest, earlier, store, {}).fusion == weight
     encoder = Encoder.load(SPEC["encoder"]["model"])
-    assert with_measured_search(manifest, earlier, store, lambda: encoder).fusion == manifest.fusion
+    assert with_measured_search(manifest, earlier, store, {"": lambda: encoder}).fusion == manifest.fusion
 
 
 @pytest.mark.system

@@ -245,8 +245,8 @@ def test_what_cannot_be_fitted_is_not_measured_again(
     manifest = manifest_of(store, "talks")
     assert (manifest.fusion, set(relevance_of(store).curves)) == (None, modes)
     empty = Store.open(tmp_path / "empty", create=True)  # without the segments, which would be read
-    encoder = unused if manifest.spec.encoder is not None else None
-    assert with_measured_search(manifest, manifest, empty, encoder) == manifest
+    encoders = {"": unused} if manifest.spec.encoder is not None else {}
+    assert with_measured_search(manifest, manifest, empty, encoders) == manifest
     shown = CliRunner().invoke(app, ["index", "show", "--store", store.uri, "talks"], env={"COLUMNS": "400"})
     assert ("none: " in shown.output) == (not modes)
     mode: Mode = "hybrid" if spec is SPEC else "lexical"
@@ -262,7 +262,7 @@ def test_versions_without_relevance_and_with_a_mode_that_was_not_measured_are_me
     first = manifest_of(store, "talks")
     encoder = Encoder.load(SPEC["encoder"]["model"])
     old = first.model_copy(update={"relevance": None})
-    assert with_measured_search(old, old, store, lambda: encoder) == first
+    assert with_measured_search(old, old, store, {"": lambda: encoder}) == first
     # A weight of the spec's own, for a while, takes the measured one away, and the curve of hybrid search with it.
     run(store, write("b.jsonl", records(80, 82)), spec=SPEC | {"search": {"alpha": 0.3}})
     assert manifest_of(store, "talks").fusion is None
@@ -283,5 +283,5 @@ def test_a_version_with_too_few_questions_keeps_what_was_measured(store, write, 
         spec=SPEC,
     )
     encoder = Encoder.load(SPEC["encoder"]["model"])
-    kept = with_measured_search(manifest_of(other, "talks"), parent, other, lambda: encoder)
+    kept = with_measured_search(manifest_of(other, "talks"), parent, other, {"": lambda: encoder})
     assert (kept.fusion, kept.relevance) == (parent.fusion, parent.relevance)

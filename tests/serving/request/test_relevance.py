@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scannery.indexer import Manifest, parse_spec
-from scannery.indexer.manifest import VectorsInfo
+from scannery.indexer.manifest import RERANK, ModelCurve, VectorsInfo
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.request.options import Options, parse_options
 from scannery.serving.request.query import ByText, ByVector, WithWords
@@ -18,11 +18,11 @@ SPEC: dict[str, Any] = {
     "index": "a",
     "source": {"id": "id", "text": "text"},
     "encoder": {"model": "m"},
-    "named_vectors": {"title": {"dimensions": 4}},
+    "named_vectors": {"title": {"dimensions": 4}, "topic": {"dimensions": 4}},
     "lexical": True,
 }
 RANKS = pb.Fusion(method=pb.FUSION_METHOD_RECIPROCAL_RANK)
-UNNAMED, TITLE = pb.VectorChoice(), pb.VectorChoice(name="title")
+UNNAMED, TITLE, TOPIC = pb.VectorChoice(), pb.VectorChoice(name="title"), pb.VectorChoice(name="topic")
 BUILD = (
     "version 7 of index 'a' has no relevance: a build of at least 200 passages with this release measures it"
 )
@@ -30,7 +30,7 @@ LEXICAL = RELEVANCE.model_copy(update={"curves": {"lexical": RELEVANCE.curves["l
 
 
 def manifest(**changes: Any) -> Manifest:
-    named = {"title": VectorsInfo(dimensions=4)}
+    named = {"title": VectorsInfo(dimensions=4), "topic": VectorsInfo(dimensions=4)}
     fields = {
         "named_vectors": named,
         "fusion": FUSION,
@@ -48,18 +48,19 @@ def parsed(made: Manifest, **options: Any) -> Options:
 
 
 @pytest.mark.parametrize(
-    ("options", "mode"),
+    ("options", "key"),
     [
         ({"mode": pb.MODE_DENSE}, "dense"),
         ({"mode": pb.MODE_DENSE, "vectors": [UNNAMED]}, "dense"),
+        ({"mode": pb.MODE_DENSE, "vectors": [TOPIC]}, "vectors.topic"),
         ({"mode": pb.MODE_LEXICAL}, "lexical"),
         ({"mode": pb.MODE_HYBRID}, "hybrid"),
         ({"mode": pb.MODE_HYBRID, "fusion": pb.Fusion(alpha=FUSION.alpha)}, "hybrid"),
         ({"fusion": pb.Fusion(alpha=FUSION.alpha)}, "hybrid"),
     ],
 )
-def test_searches_of_the_measured_kind_have_a_curve(options: dict[str, Any], mode: str) -> None:
-    assert parsed(manifest(), **options).curve == RELEVANCE.curves[mode]  # type: ignore[index]
+def test_searches_of_the_measured_kind_have_a_curve(options: dict[str, Any], key: str) -> None:
+    assert parsed(manifest(), **options).curve == RELEVANCE.all_curves[key]
     assert parsed(manifest(), min_relevance=0.5, **options).min_relevance == 0.5
 
 
@@ -84,11 +85,17 @@ def test_each_query_has_the_curve_of_its_mode() -> None:
             "no relevance for mode dense: the build measures it where",
         ),
         ({"relevance": LEXICAL}, {"mode": pb.MODE_HYBRID}, "no relevance for mode hybrid"),
-        ({}, {"mode": pb.MODE_DENSE, "vectors": [TITLE]}, "hits of named vectors have no relevance"),
+        ({}, {"mode": pb.MODE_DENSE, "vectors": [TITLE]}, "no relevance for vectors 'title'"),
+        ({}, {"mode": pb.MODE_HYBRID, "vectors": [TOPIC]}, "hybrid hits of named vectors have no relevance"),
         (
             {},
-            {"mode": pb.MODE_HYBRID, "vectors": [UNNAMED, TITLE]},
-            "hits of named vectors have no relevance",
+            {"mode": pb.MODE_DENSE, "vectors": [UNNAMED, TOPIC]},
+            "hits of several vectors have no relevance",
+        ),
+        (
+            {},
+            {"mode": pb.MODE_DENSE, "vectors": [TOPIC], "inner_product": True},
+            "hits by inner_product have no",
         ),
         ({}, {"mode": pb.MODE_DENSE, "inner_product": True}, "hits by inner_product have no relevance"),
         ({}, {"fusion": RANKS}, "hits fused by reciprocal_rank have no relevance"),
@@ -114,6 +121,20 @@ def test_a_least_relevance_is_refused_of_other_searches(
     with pytest.raises(InvalidRequestError, match="^min_relevance: ") as caught:
         parsed(made, min_relevance=0.5, **options)
     assert message in caught.value.message
+
+
+def test_a_reranked_search_may_have_a_relevance_that_its_first_ranking_has_not() -> None:
+    reranked: dict[str, Any] = {"mode": pb.MODE_LEXICAL, "rerank": pb.Rerank(), "min_relevance": 0.5}
+    scores = ModelCurve(model="one", curve=RELEVANCE.curves["dense"])
+    only = RELEVANCE.model_copy(update={"curves": {}, "models": {RERANK: scores}})
+    options = parsed(manifest(relevance=only), **reranked)
+    assert (options.curve, options.before_rerank.min_relevance) == (None, 0.5)
+    assert options.rerank is not None
+    assert options.rerank.curve_of("one") == scores.curve
+    assert options.rerank.curve_of("another") is None
+    for none in (RELEVANCE.model_copy(update={"curves": {}}), None):
+        with pytest.raises(InvalidRequestError, match="^min_relevance: "):
+            parsed(manifest(relevance=none), **reranked)
 
 
 @pytest.mark.parametrize("least", [-0.01, 1.01, float("nan")])
