@@ -15,8 +15,8 @@ tokens alone; questions are the titles of shows and seven words from the middle 
 sentence that is highlighted has the answer. `phrases`: the questions that have quotes, without these, with the phrase
 required, and as they are searched. `relevance`: the probability that hits have, against judgements, and questions of
 other collections, which no document answers; also by vectors of titles, where a collection has these, and reranked by
-`--reranker`, if one is given. `--encoder` is that of the spec for `fusion` and `relevance`, in place of MiniLM. `--on`
-names collections, where a case can be asked of several.
+`--reranker`, if one is given (benchmarks/cross_encoder.py trains one, on StackFAQ). `--encoder` is that of the spec for
+`fusion` and `relevance`, in place of MiniLM. `--on` names collections, where a case can be asked of several.
 
 Nothing is tuned on the judgements.
 """
@@ -75,6 +75,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.lexical import best_rows
 from scannery.indexer.lexical.bm25 import invert, term_columns
+from scannery.indexer.manifest import RERANK
 from scannery.pipelines import build
 from scannery.pipelines.planning.build_plan import learned_compounds
 from scannery.pipelines.sources.documents.text_documents import front_matter
@@ -110,6 +111,8 @@ PASSAGES = {"title": "title", "text": "text", "chunk": {"max_tokens": 128, "over
 FOREIGN = ("cranfield", "cisi", "stackfaq", "xquad-en")
 FOREIGN_QUESTIONS = 100
 """Questions of each of these."""
+RERANKED_QUESTIONS = 60
+"""Questions of the collection, and foreign ones, whose hits are reranked."""
 THRESHOLD = 0.3
 
 
@@ -120,7 +123,7 @@ def relevance(given: argparse.Namespace, folder: Path) -> None:
         if any(title for _, title, _ in collection.documents):
             spec["named_vectors"] = {"title": {"encoder": spec["encoder"]}}
         if given.reranker:
-            spec["reranker"] = {"model": given.reranker}
+            spec["reranker"] = {"model": given.reranker, "max_tokens": 256}
         index = indexed(folder / name, records_of(collection), spec)
         manifest = read_manifest(Store.open(folder / name / "store"), "quality")
         judged = list(collection.judgements)
@@ -131,13 +134,15 @@ def relevance(given: argparse.Namespace, folder: Path) -> None:
         assert manifest.relevance is not None
         for key, search in measured_searches(manifest).items():
             curve = manifest.relevance.all_curves[key]
-            about, others = (relevances(index, questions, search) for questions in (texts, foreign))
-            answers = [[key in keys for key, _ in hits] for hits, keys in zip(about, relevant, strict=True)]
-            by_people, by_nobody = {key: odds_samples(about, relevant)}, {key: odds_samples(others)}
-            fitted = calibrated(manifest.relevance, by_people, by_nobody).all_curves[key]
+            some = partial(evenly, count=RERANKED_QUESTIONS if key == RERANK else len(texts) + len(foreign))
+            about, others = (relevances(index, some(each), search) for each in (texts, foreign))
+            right = some(relevant)
+            answers = [[name in names for name, _ in hits] for hits, names in zip(about, right, strict=True)]
+            by_people, by_nobody = {key: odds_samples(about, right)}, {key: odds_samples(others)}
+            fitted = calibrated(manifest.relevance, by_people, by_nobody).all_curves.get(key)
             rows.append([
                 collection.name, key, f"{curve.error:.3f}", *calibration_of(about, answers, others),
-                f"{fitted.error:.3f}",
+                "none" if fitted is None else f"{fitted.error:.3f}",
             ])  # fmt: skip
             print(*rows[-1], sep=" · ", flush=True)
     header = [
@@ -146,6 +151,11 @@ def relevance(given: argparse.Namespace, folder: Path) -> None:
         "error if fitted to judgements",
     ]  # fmt: skip
     print("\n" + table(header, rows))
+
+
+def evenly(values: Sequence[Any], count: int) -> Sequence[Any]:
+    """Return at most some of the values, from everywhere among them."""
+    return values[:: max(1, len(values) // count)][:count]
 
 
 def questions_of_others(name: str) -> list[str]:

@@ -29,7 +29,7 @@ __all__ = ["RankedQuestion", "digest_of", "reranked_curve"]
 RERANKED_QUESTIONS = 64
 """Questions of each kind at most: a cross-encoder reads ten pairs for each, some 10 ms a pair with a small one."""
 LEAST_RERANKED = 12
-"""Fewer of a kind tell too little."""
+"""Questions of each kind that are reranked however long it takes: fewer tell too little."""
 RERANK_SECONDS = 60.0
 """Time after which no further question is reranked."""
 
@@ -79,8 +79,10 @@ def reranked_curve(
     end = clock() + RERANK_SECONDS
     # One of each kind in turn, so that both have as many when the time is over.
     for number in range(RERANKED_QUESTIONS):
+        if number >= LEAST_RERANKED and clock() >= end:
+            break
         for questions, kind in ((about, samples), (foreign, foreign_samples)):
-            if number < len(questions) and clock() < end:
+            if number < len(questions):
                 scores_C, answers_C = _reranked(index, questions[number], reranker)
                 kind.scores.append(scores_C)
                 kind.answers.append(answers_C)

@@ -153,6 +153,12 @@ def test_hits_of_a_named_vector_have_the_relevance_of_their_scores(built: Path) 
             hits = index.search(TEXT, 10, mode="dense", vectors=name)
             relevances = expected(manifest, f"vectors.{name}", [hit.score for hit in hits])
             assert [hit.relevance for hit in hits] == pytest.approx(relevances, abs=1e-6)
+            [vector] = index.embed([TEXT])
+            for by_vector in (
+                index.search(vector, 10, vectors=name),
+                *index.search_many([vector], 10, vectors=name),
+            ):
+                assert [hit.relevance for hit in by_vector] == pytest.approx(relevances, abs=1e-5)
             least = hits[4].relevance
             kept = [hit for hit in hits if (hit.relevance or 0) >= (least or 0)]
             assert list(index.search(TEXT, 10, mode="dense", vectors=name, min_relevance=least)) == kept
@@ -343,8 +349,9 @@ def test_the_time_of_reranking_is_bounded(built: Path, reranker: Path) -> None:
     whole = reranked_curve(index, questions, foreign, model, clock=lambda: 0.0)
     assert (whole.questions, whole.foreign_questions) == (16, 16)
     assert whole.curve is not None
-    part = reranked_curve(
-        index, questions, foreign, model, clock=lambda: next(seconds) * RERANK_SECONDS / (2 * LEAST_RERANKED)
-    )
-    assert (part.questions, part.foreign_questions) == (LEAST_RERANKED, LEAST_RERANKED - 1)
-    assert (part.model, part.curve) == (model.digest, None)
+    part = reranked_curve(index, questions, foreign, model, clock=lambda: next(seconds) * RERANK_SECONDS / 3)
+    assert (part.questions, part.foreign_questions) == (LEAST_RERANKED + 2,) * 2
+    assert part.curve is not None
+    assert part.model == model.digest
+    few = reranked_curve(index, questions[: LEAST_RERANKED - 1], foreign, model)
+    assert (few.questions, few.curve) == (LEAST_RERANKED - 1, None)
