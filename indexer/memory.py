@@ -180,6 +180,8 @@ COMPONENTS = (
 )
 """The components of an index. A new file of a segment's folder belongs into one of them."""
 
+_UNREADABLE = (OSError, ValueError, LookupError, CorruptError)
+"""What reading a folder raises that is not in the local cache, or is damaged."""
 _COUNTED: WeakKeyDictionary[Hold, IndexMemory] = WeakKeyDictionary()
 """Memory of open files, which does not change, by what keeps them."""
 
@@ -223,7 +225,12 @@ def open_files(index: OpenIndex) -> dict[Hold, IndexMemory]:
 
 def _counted(hold: Hold, entry: SegmentEntry, spec: IndexSpec, *, is_named: bool) -> IndexMemory:
     if hold not in _COUNTED:
-        _COUNTED[hold] = stored_memory(_stored(entry, hold.folder, spec, is_named=is_named))
+        try:
+            _COUNTED[hold] = stored_memory(_stored(entry, hold.folder, spec, is_named=is_named))
+        except (
+            _UNREADABLE
+        ):  # removed by another process, on a file system without locks: it is open all the same
+            return {}
     return _COUNTED[hold]
 
 
@@ -251,7 +258,7 @@ def cached_memory(manifest: Manifest, cache: SegmentCache | None = None) -> Inde
             stored_memory(_stored(entry, cached_folder(entry, cache), manifest.spec, is_named=is_named))
             for entry, is_named in _entries(manifest.segments)
         )
-    except (OSError, ValueError, LookupError, CorruptError):
+    except _UNREADABLE:
         return None
 
 
@@ -299,8 +306,7 @@ def memory_of_opening(
 
         try:
             return count(cached_folder(entry, cache, cold))
-        except (OSError, ValueError, LookupError, CorruptError):
-            # It is not there, or damaged, and then unpacked again.
+        except _UNREADABLE:  # and is then unpacked, again if it is damaged
             with unpacked_segment(store, manifest.index, entry, cache, cold) as folder:
                 return count(folder)
 

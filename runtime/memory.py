@@ -1,6 +1,6 @@
 """The memory of a server besides its indexes: the ceiling of its processes, what they take, and bounds that follow.
 
-Figures were measured on a machine of two cores (docs/operations/memory.md).
+Figures were measured with `python -m benchmarks.memory` (docs/benchmarks/memory.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 SUPERVISOR_BYTES = 260 * MIB
 """Memory of a supervisor without indexes and encoders, which its workers share: interpreter, libraries, kernels."""
-WORKER_BYTES = 48 * MIB
+WORKER_BYTES = 96 * MIB
 """Private memory of a worker that searches and writes, without indexes and caches."""
 METRICS_BYTES = 8 * MIB
 """Private memory of the process that serves metrics."""
@@ -44,9 +44,9 @@ MARGIN_SHARE, MARGIN_BYTES = 0.1, 64 * MIB
 """Part of the limit of a cgroup that is left for the pages of files, tables of the kernel, and what is allocated for a
 moment: a share, and a fixed part."""
 
-REQUESTS_SHARE = 1 / 8
+REQUESTS_SHARE = 1 / 16
 """Share of a ceiling for requests and answers on their way, of all workers, unless an option says otherwise."""
-FILTERS_SHARE = 1 / 16
+FILTERS_SHARE = 1 / 32
 """Share of a ceiling for rows that filters allow, and for indexes of attributes that have none in files."""
 QUERIES_SHARE = 1 / 64
 """Share of a ceiling for cached query vectors."""

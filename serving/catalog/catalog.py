@@ -394,7 +394,8 @@ class Catalog:
             changed = None if self._changes is None else self._changes.changed()
             names = self._chosen()
             progress = SlowProgress(_LOG, "indexes looked at", len(names))
-            for name in sorted(names):  # if there is no room for all of them, it is the same ones at each start
+            # Sorted: if there is no room for all of them, it is the same ones at each start.
+            for name in sorted(names):
                 progress.step()
                 if self._closed:
                     return

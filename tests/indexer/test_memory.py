@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,13 @@ def test_a_damaged_folder_of_the_cache_is_unpacked_again(tmp_path: Path) -> None
     [folder] = cache.folder.iterdir()
     (folder / "scann" / "datapoint_to_token.npy").write_bytes(b"nothing")
     assert memory_of_opening(store, manifest, cache) == memory
+
+
+def test_an_open_index_whose_folder_is_gone_is_not_counted(tmp_path: Path) -> None:
+    store = published(tmp_path, spec_of(**TREE))
+    index = open_index(store, "talks", cache=SegmentCache(tmp_path / "cache"))
+    shutil.rmtree(tmp_path / "cache")
+    assert index_memory(index) == {}
 
 
 def test_vectors_that_each_search_reads_are_needed(tmp_path: Path) -> None:

