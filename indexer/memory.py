@@ -8,7 +8,6 @@ Shapes: N rows of a segment, L documents of it, D dimensions.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +28,6 @@ from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.opening import cached_folder, unpacked_segment
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.vectors.coarse_search import CoarseRows
 
 __all__ = [
     "COMPONENTS",
@@ -104,17 +102,8 @@ class StoredSegment:
 
     @cached_property
     def is_scanned(self) -> bool:
-        """Whether each search reads all vectors: there is neither ScaNN's data nor a coarse copy."""
-        return not self.bytes_of(files.SCANN) and not self.coarse_bytes
-
-    @cached_property
-    def coarse_bytes(self) -> int:
-        """Bytes of the coarse copy of the vectors; 0 without one."""
-        dimensions = self.bytes_of(files.VECTORS) // (4 * self.entry.rows) if self.entry.rows else 0
-        if self.bytes_of(files.SCANN) or not CoarseRows.fits(self.entry.rows, dimensions):
-            return 0
-        distance = json.loads((self.folder / files.INFO).read_text())["distance"]
-        return CoarseRows.size_bytes_of(self.entry.rows, dimensions) if distance == "cosine" else 0
+        """Whether each search reads all vectors, or all of those in 8 bits a number: there is no ScaNN's data."""
+        return not self.bytes_of(files.SCANN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +126,13 @@ def _codes(stored: StoredSegment) -> MemoryBytes:
 
 def _vectors(stored: StoredSegment) -> MemoryBytes:
     searched, unscaled = stored.bytes_of(files.VECTORS), stored.bytes_of(files.UNSCALED, PAGES)
-    return MemoryBytes(0, searched, unscaled) if stored.is_scanned else MemoryBytes(0, 0, searched + unscaled)
+    is_scanned = stored.is_scanned and not stored.bytes_of(files.QUANTIZED)
+    return MemoryBytes(0, searched, unscaled) if is_scanned else MemoryBytes(0, 0, searched + unscaled)
+
+
+def _quantized(stored: StoredSegment) -> MemoryBytes:
+    size = stored.bytes_of(files.QUANTIZED)
+    return MemoryBytes(read=size) if stored.is_scanned else MemoryBytes(mapped=size)
 
 
 def _words(stored: StoredSegment) -> MemoryBytes:
@@ -164,9 +159,7 @@ DELETIONS, MEMTABLE = "deletions", "memtable"
 COMPONENTS = (
     Component("codes", "ScaNN's codes and tree", _codes),
     Component("vectors", "vectors as they are searched, and as they were given where that differs", _vectors),
-    Component(
-        "coarse", "copies of vectors of small segments", lambda stored: MemoryBytes(stored.coarse_bytes)
-    ),
+    Component("quantized", "vectors in 8 bits a number, which searches read first", _quantized),
     Component("words", "postings of words, and documents of rows", _words),
     Component("sparse", "postings of sparse vectors", _mapped(files.SPARSE)),
     Component("attributes", "postings of attributes", _mapped(files.ATTRIBUTES)),

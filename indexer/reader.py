@@ -186,7 +186,7 @@ def open_index(
         cache: where segments are unpacked; None: the default folder.
         reuse: an open version; segments that both have are shared, and so are equal objects of `alive`.
         shards: whose segments are opened; its `manifest` then lists no others. None: all.
-        cold: by which vectors are read when a search needs them; None: they are in the cache.
+        cold: by which vectors are read from the store when they are needed; None: they are in the cache.
 
     Raises:
         NotFoundError: no such index or version, or a file of it is missing.

@@ -406,7 +406,7 @@ def _times(size: MemoryBytes, shards: int) -> MemoryBytes:
 def _cold(memory: IndexMemory) -> IndexMemory:
     """Return what is left of an index whose vectors and codes stay in the store; its words are not opened, either."""
     return {
-        name: size for name, size in memory.items() if name not in ("codes", "vectors", "coarse", "words")
+        name: size for name, size in memory.items() if name not in ("codes", "vectors", "quantized", "words")
     }
 
 

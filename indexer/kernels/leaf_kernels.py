@@ -10,7 +10,8 @@ from functools import partial
 import numpy as np
 
 from scannery.indexer.kernels.fused import compiled
-from scannery.indexer.kernels.row_kernels import AHEAD, insert, prefetch, score
+from scannery.indexer.kernels.quantized_kernels import highest_score, quantize_query
+from scannery.indexer.kernels.row_kernels import AHEAD, insert, prefetch, row_buffer, row_score
 
 __all__ = [
     "TAIL_LOW",
@@ -284,6 +285,7 @@ def _allowed_of_leaf(
 @partial(compiled, fastmath=False)
 def scan_leaves(
     vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
     query_D: np.ndarray,
     squared: bool,
     starts_L: np.ndarray,
@@ -319,6 +321,7 @@ def scan_leaves(
     ordered = min(SORTED, leaves)
     sort_leaves(predicted_L, order_L, 0, ordered)
     by_number = numbers_R.shape[0] > 0
+    steps_D, facts_4 = quantize_query(query_D, quantized_NB.shape[0] > 0)
     room = 0
     for leaf in range(0 if by_number else leaves):
         room = max(room, sizes_L[leaf] + 1)
@@ -340,8 +343,9 @@ def scan_leaves(
                 rows_R = some_R[:count]
             scanned += rows_R.shape[0]
             hits, tied = _score_into(
-                vectors_ND, query_D, squared, rows_R, ranks_N, rows_K, scores_K, hits, tied
-            )
+                vectors_ND, quantized_NB, query_D, steps_D, facts_4, squared, rows_R, ranks_N,
+                rows_K, scores_K, hits, tied,
+            )  # fmt: skip
         if hits < k:
             continue
         # `enough` visits all leaves. It is called if the k-th score rose, after as much work as it takes itself, and
@@ -374,7 +378,10 @@ def scan_leaves(
 @partial(compiled, fastmath=False)
 def _score_into(
     vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
     query_D: np.ndarray,
+    steps_D: np.ndarray,
+    facts_4: np.ndarray,
     squared: bool,
     rows_R: np.ndarray,
     ranks_N: np.ndarray,
@@ -389,10 +396,18 @@ def _score_into(
     them.
     """
     k, last = rows_K.shape[0], rows_R.shape[0] - 1
+    bounded, is_full = quantized_NB.shape[0] > 0, vectors_ND.shape[0] > 0
+    buffer_1D = row_buffer(vectors_ND, query_D)
     for position in range(rows_R.shape[0]):
         row = rows_R[position]
-        prefetch(vectors_ND, rows_R[min(position + AHEAD, last)])
-        value = score(vectors_ND, row, query_D, squared)
+        if is_full and (not bounded or count < k):
+            prefetch(vectors_ND, rows_R[min(position + AHEAD, last)])
+        else:
+            prefetch(quantized_NB, rows_R[min(position + AHEAD, last)])
+        is_beatable = bounded and count == k
+        if is_beatable and highest_score(quantized_NB, row, steps_D, facts_4, squared) < scores_K[k - 1]:
+            continue
+        value = row_score(vectors_ND, quantized_NB, row, query_D, squared, buffer_1D)
         if count < k:
             count = insert(rows_K, scores_K, count, row, value, ranks_N)
         elif value >= scores_K[k - 1]:

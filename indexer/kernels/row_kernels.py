@@ -3,7 +3,9 @@
 Scoring 50,000 rows of 384 dimensions given by number takes 10 ms, and 96 ms by a NumPy gather and product. All kernels
 use one scoring function, `score`, so that a row has the same bits of score in each.
 
-`ranks_N` and `twins_2N` are those of `Ties`; either may be empty.
+`ranks_N` and `twins_2N` are those of `Ties`; either may be empty. `vectors_ND` and `quantized_NB` are those of
+`ScoredVectors`: a row that cannot be among the best k so far by its quantized vector is not scored, and if there are no
+full vectors, the vectors are those that the quantized ones stand for.
 
 Shapes: Q queries, N rows, D dimensions, K hits, R rows given by number, C candidates, X pairs of a row and a query.
 
@@ -28,6 +30,7 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from scannery.indexer.kernels.fused import compiled
+from scannery.indexer.kernels.quantized_kernels import decode_row, highest_score, quantize_query
 
 __all__ = [
     "AHEAD",
@@ -44,6 +47,8 @@ __all__ = [
     "prefetch",
     "rescore",
     "rescore_one",
+    "row_buffer",
+    "row_score",
     "score",
     "score_pairs",
     "score_rows",
@@ -87,13 +92,13 @@ score: Callable[[np.ndarray, int, np.ndarray, bool], np.float32] = intrinsic(_ty
 Both arrays are float32 and C-contiguous. For kernels compiled without fastmath, which would affect this code too."""
 
 
-PREFETCHED, LINE = 8, 16
-"""Cache lines of a row that are prefetched, and components of a line; the processor fetches what follows by itself."""
+PREFETCHED, LINE = 8, 64
+"""Cache lines of a row that are prefetched, and bytes of a line; the processor fetches what follows by itself."""
 
 
 def _typed_row(_: Any, vectors_ND: Any, row: Any) -> Any:
-    if (vectors_ND.dtype, vectors_ND.ndim, vectors_ND.layout) != (types.float32, 2, "C"):
-        raise TypingError(f"needs a C-contiguous float32 array, got {vectors_ND}")
+    if (vectors_ND.ndim, vectors_ND.layout) != (2, "C"):
+        raise TypingError(f"needs a C-contiguous array of rows, got {vectors_ND}")
     return types.void(vectors_ND, types.int64), _prefetched
 
 
@@ -111,9 +116,9 @@ def _prefetched(context: Any, builder: Any, signature: Any, arguments: Any) -> A
         ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag]),
         "llvm.prefetch.p0i8",
     )
+    row = builder.bitcast(row, pointer)
     for line in range(PREFETCHED):  # what lies beyond a short row is fetched in vain, or not at all
-        at = builder.bitcast(builder.gep(row, [_SIZE(line * LINE)]), pointer)
-        builder.call(function, [at, flag(0), flag(3), flag(1)])
+        builder.call(function, [builder.gep(row, [_SIZE(line * LINE)]), flag(0), flag(3), flag(1)])
     return context.get_dummy_value()
 
 
@@ -191,20 +196,53 @@ HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 AHEAD = 4
 """Number of rows by which fetching is ahead of scoring, for rows given by number: the processor cannot predict them."""
 MINUS_ZERO = np.uint64(0x80000000)
+WORTH = 8
+"""Rows for each of k hits from which on quantized vectors save time: of fewer, most are scored in full anyway."""
+
+
+@partial(compiled, fastmath=False)
+def row_buffer(vectors_ND: np.ndarray, query_D: np.ndarray) -> np.ndarray:
+    """Return room for a decoded row, (1, D), for `row_score`; (1, 0) where there are full vectors."""
+    return np.empty((1, 0 if vectors_ND.shape[0] > 0 else query_D.shape[0]), np.float32)
+
+
+@partial(compiled, fastmath=False)
+def row_score(
+    vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
+    row: int,
+    query_D: np.ndarray,
+    squared: bool,
+    buffer_1D: np.ndarray,
+) -> np.float32:
+    """Return `score` of a full vector, or if there are none, of the vector that the quantized one stands for."""
+    if vectors_ND.shape[0] > 0:
+        return score(vectors_ND, row, query_D, squared)
+    decode_row(quantized_NB, row, buffer_1D[0])
+    return score(buffer_1D, 0, query_D, squared)
 
 
 @partial(compiled, fastmath=False)
 def score_rows(
-    vectors_ND: np.ndarray, rows_R: np.ndarray, query_D: np.ndarray, squared: bool, scores_R: np.ndarray
+    vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
+    rows_R: np.ndarray,
+    query_D: np.ndarray,
+    squared: bool,
+    scores_R: np.ndarray,
 ) -> None:
     """Write the score of each given row for a query to `scores_R` (all float32, rows int64)."""
+    buffer_1D = row_buffer(vectors_ND, query_D)
     for position in range(rows_R.shape[0]):
-        scores_R[position] = score(vectors_ND, rows_R[position], query_D, squared)
+        scores_R[position] = row_score(
+            vectors_ND, quantized_NB, rows_R[position], query_D, squared, buffer_1D
+        )
 
 
 @partial(compiled, fastmath=False)
 def score_pairs(
     vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
     rows_X: np.ndarray,
     queries_QD: np.ndarray,
     queries_X: np.ndarray,
@@ -212,9 +250,12 @@ def score_pairs(
     scores_X: np.ndarray,
 ) -> None:
     """Write the score of each pair of a row and a query to `scores_X` (numbers int64)."""
+    buffer_1D = row_buffer(vectors_ND, queries_QD[0])
     for position in range(rows_X.shape[0]):
         query_D = queries_QD[queries_X[position]]
-        scores_X[position] = score(vectors_ND, rows_X[position], query_D, squared)
+        scores_X[position] = row_score(
+            vectors_ND, quantized_NB, rows_X[position], query_D, squared, buffer_1D
+        )
 
 
 @compiled
@@ -317,6 +358,7 @@ def merge_sorted(
 @partial(compiled, fastmath=False)
 def nearest_rows(
     vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
     query_D: np.ndarray,
     squared: bool,
     rows_R: np.ndarray,
@@ -331,14 +373,24 @@ def nearest_rows(
     """
     k = rows_K.shape[0]
     by_number, by_mask = rows_R.shape[0] > 0, mask_N.shape[0] > 0
-    count = 0
-    for position in range(rows_R.shape[0] if by_number else vectors_ND.shape[0]):
+    total, count = rows_R.shape[0] if by_number else max(vectors_ND.shape[0], quantized_NB.shape[0]), 0
+    bounded = quantized_NB.shape[0] > 0 and total >= WORTH * k
+    steps_D, facts_4 = quantize_query(query_D, bounded)
+    buffer_1D = row_buffer(vectors_ND, query_D)
+    for position in range(total):
         row = rows_R[position] if by_number else position
         if by_number:
-            prefetch(vectors_ND, rows_R[min(position + AHEAD, rows_R.shape[0] - 1)])
+            ahead = rows_R[min(position + AHEAD, total - 1)]
+            if vectors_ND.shape[0] > 0 and (not bounded or count < k):
+                prefetch(vectors_ND, ahead)
+            else:
+                prefetch(quantized_NB, ahead)
         if by_mask and not mask_N[row]:
             continue
-        value = score(vectors_ND, row, query_D, squared)
+        is_full = bounded and count == k and k > 0
+        if is_full and highest_score(quantized_NB, row, steps_D, facts_4, squared) < scores_K[k - 1]:
+            continue
+        value = row_score(vectors_ND, quantized_NB, row, query_D, squared, buffer_1D)
         # Tested here, since it rejects most rows, and the call takes longer than the rest of the loop.
         if count < k or (k > 0 and value >= scores_K[k - 1]):
             count = insert(rows_K, scores_K, count, row, value, ranks_N)
@@ -385,6 +437,7 @@ def _insert_twins(
 @partial(compiled, fastmath=False)
 def rescore_one(
     vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
     query_D: np.ndarray,
     candidates_C: np.ndarray,
     squared: bool,
@@ -406,8 +459,13 @@ def rescore_one(
     """
     k = rows_K.shape[0]
     count, scored, depth, repeated = 0, 0, 0, 0
+    bounded, last = quantized_NB.shape[0] > 0, candidates_C.shape[0] - 1
+    steps_D, facts_4 = quantize_query(query_D, bounded)
+    buffer_1D = row_buffer(vectors_ND, query_D)
     for position in range(candidates_C.shape[0]):
         row = int(candidates_C[position])
+        if bounded:
+            prefetch(quantized_NB, int(candidates_C[min(position + AHEAD, last)]))
         if row < 0:
             continue
         has_twins = twins_2N.shape[1] > 0 and twins_2N[0, row] >= 0
@@ -418,7 +476,10 @@ def rescore_one(
         scored += 1
         if scored <= k:
             depth = position + 1
-        value = score(vectors_ND, row, query_D, squared)
+        is_full = bounded and count == k and k > 0
+        if is_full and highest_score(quantized_NB, row, steps_D, facts_4, squared) < scores_K[k - 1]:
+            continue
+        value = row_score(vectors_ND, quantized_NB, row, query_D, squared, buffer_1D)
         if count == k and (k == 0 or value < scores_K[k - 1]):
             continue
         if has_twins:
@@ -433,6 +494,7 @@ def rescore_one(
 @partial(compiled, fastmath=False)
 def rescore(
     vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
     queries_QD: np.ndarray,
     candidates_QC: np.ndarray,
     squared: bool,
@@ -452,6 +514,7 @@ def rescore(
     for query in range(queries_QD.shape[0]):
         _, scored_Q[query], depth_Q[query], repeated_Q[query] = rescore_one(
             vectors_ND,
+            quantized_NB,
             queries_QD[query],
             candidates_QC[query],
             squared,

@@ -31,6 +31,7 @@ from scannery.indexer.errors import CorruptError
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped, read_array
 from scannery.indexer.vectors.exact_search import FEW_QUERIES, NO_ROW, unit_length
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 from scannery.indexer.vectors.row_test import RowTest
 from scannery.indexer.vectors.vector_files import BLOCK_ROWS, far_middle
 
@@ -209,7 +210,7 @@ class Leaves:
 
     def scan(
         self,
-        vectors_ND: np.ndarray,
+        vectors: ScoredVectors,
         queries_QD: np.ndarray,
         k: int,
         distance: Distance,
@@ -222,8 +223,8 @@ class Leaves:
         Fewer than k rows are found only if fewer are allowed.
 
         Args:
-            vectors_ND: of the segment, float32, of length 1 for cosine.
-            queries_QD: likewise.
+            vectors: of the segment, of length 1 for cosine.
+            queries_QD: likewise, float32.
             k: hits per query.
             distance: of the index.
             allowed: the allowed rows.
@@ -244,7 +245,8 @@ class Leaves:
         )
         for query in range(count):
             scan.leaves_Q[query], scan.scanned_Q[query], scan.missed_Q[query] = leaf_kernels.scan_leaves(
-                vectors_ND,
+                vectors.vectors_ND,
+                vectors.quantized_NB,
                 queries_QD[query],
                 distance == "squared_l2",
                 self.starts_L,

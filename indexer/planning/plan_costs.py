@@ -49,7 +49,7 @@ class Costs:
     cached_row_us: float
     """The same for a row in the caches."""
     row_bytes: int
-    """Bytes of a row's vector."""
+    """Bytes of a row that a scan reads."""
     gather_us: float
     """Copying a row for a batch."""
     product_us: float

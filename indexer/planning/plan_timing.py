@@ -17,6 +17,7 @@ from scannery.indexer.planning.plan_costs import BATCH, CACHED_BYTES, SHARES, TI
 from scannery.indexer.planning.planner import Planner
 from scannery.indexer.tuning.settings_choice import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 
 __all__ = ["Clock", "Way", "measure_costs"]
 
@@ -36,7 +37,7 @@ BEYOND = 0.01
 
 def measure_costs(
     planner: Planner,
-    vectors_ND: np.ndarray,
+    vectors: ScoredVectors,
     leaves: Leaves,
     settings: SearchSettings,
     *,
@@ -46,14 +47,14 @@ def measure_costs(
 
     Args:
         planner: of the segment.
-        vectors_ND: of the segment.
+        vectors: of the segment.
         leaves: of the segment.
         settings: of `scann_allowed`.
         stopped: asked again and again; if it returns True, timing ends, and None is returned.
 
     """
     generator = np.random.default_rng(0)
-    queries_QD = np.array(vectors_ND[np.sort(generator.integers(0, len(vectors_ND), REACHING_QUERIES))])
+    queries_QD = vectors.take(np.sort(generator.integers(0, vectors.rows, REACHING_QUERIES)))
     timed_QD = queries_QD[generator.permutation(len(queries_QD))[:TIMED_QUERIES]]
     scans: list[Way] = []
     proposals: list[Way] = []
@@ -61,7 +62,7 @@ def measure_costs(
     for share in SHARES:
         if stopped():
             return None
-        several = [_random_rows(len(vectors_ND), share, leaves, generator) for _ in range(TIMED_FILTERS)]
+        several = [_random_rows(vectors.rows, share, leaves, generator) for _ in range(TIMED_FILTERS)]
         reached.append(_reached(planner, leaves, queries_QD, several[0]))
         more = max(0, reached[-1] - reached[0])
         # In each call another filter: a caller's is not that of the caller before, and its rows are not in the caches.
@@ -77,7 +78,7 @@ def measure_costs(
 
         scans.append(Way(scan, timed_QD))
         proposals.append(Way(propose, timed_QD))
-    scored = _ScoringTimer(vectors_ND, generator)
+    scored = _ScoringTimer(vectors, generator)
     clock = Clock()
     if not clock.run([*scans, *proposals, *scored.ways], stopped):
         return None
@@ -85,7 +86,7 @@ def measure_costs(
         scan_us=[way.mean_us for way in scans],
         proposed_us=[way.mean_us for way in proposals],
         leaves_reached=reached,
-        row_bytes=vectors_ND.strides[0],
+        row_bytes=_row_bytes(vectors),
         **scored.costs(),
         pressure=clock.pressure,
     )
@@ -107,29 +108,29 @@ def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: 
     return int(np.quantile(rank_QK[rows_QK != NO_ROW], 1 - BEYOND, method="higher")) + 1
 
 
+def _row_bytes(vectors: ScoredVectors) -> int:
+    """Return the bytes of a row that a scan reads."""
+    return int(vectors.quantized_NB.shape[1]) or 4 * max(1, vectors.dimensions)
+
+
 class _ScoringTimer:
     """Times the scoring of rows given by number, in the processor's caches and not, and for batches."""
 
-    def __init__(self, vectors_ND: np.ndarray, generator: np.random.Generator) -> None:
-        self._rows = min(len(vectors_ND), TIMED_ROWS)
+    def __init__(self, vectors: ScoredVectors, generator: np.random.Generator) -> None:
+        rows, row_bytes = vectors.rows, _row_bytes(vectors)
+        self._rows = min(rows, TIMED_ROWS)
         cached = _read_only(
-            np.sort(
-                generator.choice(
-                    len(vectors_ND),
-                    max(1, min(self._rows, CACHED_BYTES // max(1, vectors_ND.strides[0]))),
-                    replace=False,
-                )
-            )
+            np.sort(generator.choice(rows, max(1, min(self._rows, CACHED_BYTES // row_bytes)), replace=False))
         )
         self._cached_rows = len(cached)
         # Other rows in each round: those of the last round are in the processor's cache, unlike those of a large scan.
-        blocks = itertools.cycle(_row_blocks(len(vectors_ND), generator))
+        blocks = itertools.cycle(_row_blocks(rows, generator))
 
         def way(queries: int, rows: Iterator[np.ndarray], rounds: int = 1) -> Way:
-            batch_QD = np.array(vectors_ND[:queries])
+            batch_QD = vectors.take(np.arange(min(queries, vectors.rows)))
 
             def ask(_: np.ndarray) -> None:
-                exact_search(vectors_ND, batch_QD, TIMED_K, "dot", next(rows))
+                exact_search(vectors, batch_QD, TIMED_K, "dot", next(rows))
 
             return Way(ask, np.repeat(batch_QD[:1], rounds, axis=0), alone=queries < BATCH)
 

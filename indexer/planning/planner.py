@@ -34,6 +34,7 @@ from scannery.indexer.scann.search import ScannSearcher
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.settings_choice import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 
 __all__ = ["EXACT_ABOVE_SHARE", "Planner", "SegmentHits", "exact_found", "nothing_found", "replace"]
 
@@ -79,7 +80,7 @@ class Planner:
 
     def __init__(
         self,
-        vectors_ND: np.ndarray,
+        vectors: ScoredVectors,
         distance: Distance,
         searcher: ScannSearcher,
         leaves: Leaves,
@@ -91,7 +92,7 @@ class Planner:
         """Keep the parts of a segment.
 
         Args:
-            vectors_ND: float32, of length 1 for cosine.
+            vectors: of length 1 for cosine.
             distance: of the index.
             searcher: of the segment.
             leaves: of the segment.
@@ -101,7 +102,7 @@ class Planner:
 
         """
         self._all_leaves = all_leaves
-        self._vectors_ND = vectors_ND
+        self._vectors = vectors
         self.distance: Distance = distance
         self._searcher = searcher
         self._leaves = leaves
@@ -198,7 +199,7 @@ class Planner:
             costs = self.book.timed
             more = costs.more_leaves(allowed.share) if costs else 0
             return self.propose(queries_QD, k, allowed, settings, target_recall, more_leaves=more)
-        return exact_found(self._vectors_ND, queries_QD, k, self.distance, allowed, self._ranks_N)
+        return exact_found(self._vectors, queries_QD, k, self.distance, allowed, self._ranks_N)
 
     def scan(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float) -> SegmentHits:
         """Answer by `leaves`."""
@@ -263,7 +264,7 @@ class Planner:
         self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float
     ) -> SegmentHits:
         scan = self._leaves.scan(
-            self._vectors_ND,
+            self._vectors,
             queries_QD,
             k,
             self.distance,
@@ -277,7 +278,7 @@ class Planner:
 
 
 def exact_found(
-    vectors_ND: np.ndarray,
+    vectors: ScoredVectors,
     queries_QD: np.ndarray,
     k: int,
     distance: Distance,
@@ -285,9 +286,9 @@ def exact_found(
     ranks_N: np.ndarray,
 ) -> SegmentHits:
     """Return the best k rows by scoring all rows, or all allowed ones; arguments as `exact_search`."""
-    rows = len(vectors_ND) if allowed is None else allowed.count
+    rows = vectors.rows if allowed is None else allowed.count
     chosen = None if allowed is None else allowed.numbers_or_mask()
-    rows_QK, scores_QK = exact_search(vectors_ND, queries_QD, k, distance, chosen, ranks_N)
+    rows_QK, scores_QK = exact_search(vectors, queries_QD, k, distance, chosen, ranks_N)
     count = len(queries_QD)
     plan = "exact" if allowed is None else "exact_allowed"
     # Not by `full` and `ones`, which take as long as scoring twenty rows.

@@ -20,6 +20,7 @@ from scannery.indexer.scann.instructions import use_vector_instructions
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.exact_search import BY_ROW, NO_ROW, Ties
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 from scannery.indexer.vectors.row_test import ALL_ROWS, RowTest
 
 __all__ = ["ScannSearcher", "load_kernels", "load_searcher"]
@@ -54,7 +55,7 @@ class ScannSearcher:
     def __init__(
         self,
         searcher: Any,
-        vectors_ND: np.ndarray,
+        vectors: ScoredVectors,
         distance: Distance,
         ties: Ties,
         middle_D: np.ndarray | None = None,
@@ -63,7 +64,7 @@ class ScannSearcher:
 
         Args:
             searcher: of the library `scann`.
-            vectors_ND: of the segment, as they are searched.
+            vectors: of the segment, as they are searched.
             distance: of the index.
             ties: of the segment.
             middle_D: vector that was subtracted from the vectors in training; None: none was.
@@ -74,7 +75,7 @@ class ScannSearcher:
         self._kernels = row_kernels
         # The native searcher: its Python wrapper only adds a map of docids, which are not used here.
         self._native = searcher.searcher
-        self._vectors_ND = vectors_ND
+        self._vectors = vectors
         self._squared = distance == "squared_l2"
         self._ties = ties
         self._middle_D = middle_D
@@ -105,7 +106,7 @@ class ScannSearcher:
             return RescoredCandidates(rows_1K, scores_1K, *(np.array([count]) for count in counts))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
         candidates = _rescored(
-            self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed, self._ties
+            self._vectors, queries_QD, candidates_QC, k, self._squared, allowed, self._ties
         )
         if self._ties.twins_2N.shape[1]:
             repeats_Q = candidates.repeated_Q > MOST_REPEATED * candidates_QC.shape[1]
@@ -119,14 +120,16 @@ class ScannSearcher:
         self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed: RowTest
     ) -> tuple[np.ndarray, np.ndarray, int, int, int]:
         """Return the fields of `RescoredCandidates`, (1, K); with more candidates if most repeat a vector."""
-        count = min(max(rescore, k), len(self._vectors_ND))
+        rows = self._vectors.rows
+        count = min(max(rescore, k), rows)
         asked_D = query_D if self._middle_D is None else query_D - self._middle_D
         rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
         for _ in range(1 + WIDENED):
             # A single search returns candidates without padding. A batch of one would take half as much time again.
             candidates_C, _ = self._native.search(asked_D, count, count, leaves)
             hits, scored, depth, repeated = self._kernels.rescore_one(
-                self._vectors_ND,
+                self._vectors.vectors_ND,
+                self._vectors.quantized_NB,
                 query_D,
                 candidates_C,
                 self._squared,
@@ -137,7 +140,7 @@ class ScannSearcher:
             )
             if len(candidates_C) < count or repeated <= MOST_REPEATED * count:
                 break
-            count = min(WIDENING * count, len(self._vectors_ND))
+            count = min(WIDENING * count, rows)
         if hits < k:
             rows_1K[0, hits:], scores_1K[0, hits:] = NO_ROW, -np.inf
         return rows_1K, scores_1K, scored, depth, repeated
@@ -152,12 +155,12 @@ class ScannSearcher:
         for query_D, candidates_C, scores_C in zip(queries_QD, candidates_QC, scores_QC, strict=True):
             # NO_ROW is scored as row 0, and overwritten below.
             rows_C = np.maximum(candidates_C, 0)
-            self._kernels.score_rows(self._vectors_ND, rows_C, query_D, self._squared, scores_C)
+            self._kernels.score_rows(*self._vectors, rows_C, query_D, self._squared, scores_C)
         scores_QC[candidates_QC == NO_ROW] = -np.inf
         return candidates_QC, scores_QC
 
     def _candidates(self, queries_QD: np.ndarray, count: int, leaves: int) -> np.ndarray:
-        count = min(count, len(self._vectors_ND))
+        count = min(count, self._vectors.rows)
         asked_QD = queries_QD if self._middle_D is None else queries_QD - self._middle_D
         rows_QC, values_QC = self._native.search_batched(asked_QD, count, count, leaves, False, 0)
         candidates_QC: np.ndarray = rows_QC.astype(np.int64)
@@ -166,7 +169,7 @@ class ScannSearcher:
 
 
 def _rescored(
-    vectors_ND: np.ndarray,
+    vectors: ScoredVectors,
     queries_QD: np.ndarray,
     candidates_QC: np.ndarray,
     k: int,
@@ -181,7 +184,16 @@ def _rescored(
     )
     from scannery.indexer.kernels import row_kernels
 
-    row_kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, *allowed, *ties, *candidates)
+    row_kernels.rescore(
+        vectors.vectors_ND,
+        vectors.quantized_NB,
+        queries_QD,
+        candidates_QC,
+        squared,
+        *allowed,
+        *ties,
+        *candidates,
+    )
     return candidates
 
 
@@ -192,18 +204,20 @@ def load_kernels(vectors_ND: np.ndarray, distance: Distance) -> None:
     squared = distance == "squared_l2"
     query_1D = np.zeros((1, vectors_ND.shape[1]), np.float32)
     candidates_11 = np.zeros((1, 1), np.int64)
-    _rescored(vectors_ND, query_1D, candidates_11, 1, squared, ALL_ROWS, BY_ROW)
-    row_kernels.score_rows(vectors_ND, candidates_11[0], query_1D[0], squared, np.empty(1, np.float32))
+    _rescored(ScoredVectors(vectors_ND), query_1D, candidates_11, 1, squared, ALL_ROWS, BY_ROW)
+    row_kernels.score_rows(
+        *ScoredVectors(vectors_ND), candidates_11[0], query_1D[0], squared, np.empty(1, np.float32)
+    )
 
 
 def load_searcher(
-    folder: Path, vectors_ND: np.ndarray, distance: Distance, ties: Ties = BY_ROW
+    folder: Path, vectors: ScoredVectors, distance: Distance, ties: Ties = BY_ROW
 ) -> ScannSearcher:
     """Return the ScaNN searcher whose files are in `folder`. The caller must have checked their hashes.
 
     Args:
         folder: with ScaNN's files.
-        vectors_ND: of the segment, as they are searched.
+        vectors: of the segment, as they are searched.
         distance: of the index.
         ties: of the segment.
 
@@ -218,4 +232,4 @@ def load_searcher(
     except (RuntimeError, ValueError, OSError) as error:
         raise CorruptError(f"ScaNN cannot load the segment's data: {error}") from error
     middle = folder / MIDDLE_FILE
-    return ScannSearcher(searcher, vectors_ND, distance, ties, mapped(middle) if middle.exists() else None)
+    return ScannSearcher(searcher, vectors, distance, ties, mapped(middle) if middle.exists() else None)

@@ -76,7 +76,6 @@ class MemorySegment(Segment):
         self._scaled = scaled
         self._searcher = None
         self._document_postings = None
-        self._coarse = None
         self._planner = None
         self._all_leaves = 0
         self.leaves = None

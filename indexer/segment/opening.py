@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ from scannery.indexer.segment.cache import Hold, SegmentCache
 from scannery.indexer.segment.cold.cold_files import has_cold_data, unpack_cold
 from scannery.indexer.segment.cold.cold_segment import ColdSegment
 from scannery.indexer.segment.cold.cold_vectors import ColdReads
+from scannery.indexer.segment.compact_segment import CompactSegment, is_compact, make_compact
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.segment.segment_files import check_format
@@ -51,8 +53,9 @@ def open_segment(
         index: name of the index.
         entry: of the segment in a manifest.
         cache: the local cache.
-        cold: by which vectors are read when a search needs them; None: they are unpacked, too. Files of earlier
-            releases are always unpacked: they do not tell where the pages of vectors are.
+        cold: by which vectors are read from the store when they are needed; None: they are unpacked, too. Files of
+            earlier releases are always unpacked: they do not tell where the pages of vectors are. So are vectors of few
+            dimensions in a compact index, since they are not quantized.
 
     Raises:
         NotFoundError: the file is not in the store.
@@ -84,10 +87,8 @@ def unpacked_segment(
     """
     key = segment_key(index, entry.key)
     with _explained(key):
-        is_cold = cold is not None and has_cold_data(entry)
-        unpack = partial(unpack_cold if is_cold else _unpack, store, key, entry)
-        size_bytes = 0 if is_cold else entry.size_bytes
-        held = cache.opened(_cached_name(entry, cold), unpack, size_bytes=size_bytes)
+        unpack = partial(_unpack, store, key, entry, _tier(entry, cold))
+        held = cache.opened(_cached_name(entry, cold), unpack, size_bytes=_read_bytes(entry, cold))
         folder = held.__enter__()
     try:
         yield folder
@@ -95,50 +96,60 @@ def unpacked_segment(
         held.__exit__(None, None, None)
 
 
+_Tier = Literal["full", "compact", "cold"]
+"""What the local cache has of the vectors of a file: all, those in 8 bits a number, or none."""
+
+
+def _tier(entry: SegmentEntry, cold: ColdReads | None) -> _Tier:
+    if cold is None or not has_cold_data(entry):
+        return "full"
+    if not cold.compact:
+        return "cold"
+    return "compact" if entry.vectors else "full"
+
+
 def _cached_name(entry: SegmentEntry, cold: ColdReads | None) -> str:
-    return f"{entry.sha256}-cold" if cold is not None and has_cold_data(entry) else entry.sha256
+    tier = _tier(entry, cold)
+    return entry.sha256 if tier == "full" else f"{entry.sha256}-{tier}"
+
+
+def _read_bytes(entry: SegmentEntry, cold: ColdReads | None) -> int:
+    """Return the bytes of the file that are on the disk while it is unpacked."""
+    return 0 if _tier(entry, cold) == "cold" else entry.size_bytes
 
 
 def _open_file(
     store: Store, index: str, entry: SegmentEntry, cache: SegmentCache, cold: ColdReads | None
 ) -> Segment:
-    key = segment_key(index, entry.key)
-    with _explained(key):
-        if cold is not None and has_cold_data(entry):
-            return _opened_cold(store, key, entry, cache, cold)
-        if cold is not None:
-            _LOG.warning(
-                "%s is of an earlier release: it is downloaded as a whole, though its index is cold", key
-            )
-        return _opened(store, key, entry, cache)
-
-
-def _opened_cold(
-    store: Store, key: str, entry: SegmentEntry, cache: SegmentCache, cold: ColdReads
-) -> Segment:
-    unpack = partial(unpack_cold, store, key, entry)
-    with cache.opened(_cached_name(entry, cold), unpack) as folder:
-        check_size(key, store.size(key), entry.size_bytes)
-        segment = ColdSegment(entry, folder, store, key, cold)
-        segment.hold = Hold(folder)
-        return segment
-
-
-def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
+    key, tier = segment_key(index, entry.key), _tier(entry, cold)
+    if cold is not None and not has_cold_data(entry):
+        _LOG.warning("%s is of an earlier release: all of it is in the local cache", key)
     unpacked: list[Path] = []
 
     def unpack(folder: Path) -> None:
         unpacked.append(folder)
-        _unpack(store, key, entry, folder)
+        _unpack(store, key, entry, tier, folder)
 
-    with cache.opened(entry.sha256, unpack, size_bytes=entry.size_bytes) as folder:
-        if not unpacked:
+    with (
+        _explained(key),
+        cache.opened(_cached_name(entry, cold), unpack, size_bytes=_read_bytes(entry, cold)) as folder,
+    ):
+        if tier == "cold" or not unpacked:
             check_size(key, store.size(key), entry.size_bytes)
         with COMPILING:
-            segment = Segment(entry, folder)
+            segment = _opened(store, key, entry, folder, cold)
             segment.hold = Hold(folder)
             _time_plans(segment)
         return segment
+
+
+def _opened(store: Store, key: str, entry: SegmentEntry, folder: Path, cold: ColdReads | None) -> Segment:
+    tier = _tier(entry, cold)
+    if cold is not None and tier == "cold":
+        return ColdSegment(entry, folder, store, key, cold)
+    if cold is not None and tier == "compact" and is_compact(folder):
+        return CompactSegment(entry, folder, store, key, cold)
+    return Segment(entry, folder)
 
 
 def _time_plans(segment: Segment) -> None:
@@ -150,10 +161,15 @@ def _time_plans(segment: Segment) -> None:
         segment.time_plans_again()
 
 
-def _unpack(store: Store, key: str, entry: SegmentEntry, folder: Path) -> None:
-    """Check a segment file, and unpack it into a folder."""
+def _unpack(store: Store, key: str, entry: SegmentEntry, tier: _Tier, folder: Path) -> None:
+    """Check a segment file, and unpack what the local cache has of it into a folder."""
+    if tier == "cold":
+        unpack_cold(store, key, entry, folder)
+        return
     with store.open_checked(key, sha256=entry.sha256, size_bytes=entry.size_bytes, folder=folder) as path:
         files.unpack(path, folder, key)
+    if tier == "compact":
+        make_compact(store, key, entry, folder)
 
 
 @contextlib.contextmanager

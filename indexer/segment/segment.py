@@ -42,7 +42,6 @@ from scannery.indexer.segment.value_postings import ValuePostings
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.settings_choice import TUNED_K, Depth, SearchSettings, pick_settings
 from scannery.indexer.vectors.arrays import mapped, taken
-from scannery.indexer.vectors.coarse_search import CoarseRows
 from scannery.indexer.vectors.exact_search import (
     FEW_HITS,
     FEW_QUERIES,
@@ -52,6 +51,7 @@ from scannery.indexer.vectors.exact_search import (
     row_scores,
     search_ready,
 )
+from scannery.indexer.vectors.quantized_vectors import NOT_QUANTIZED, ScoredVectors
 from scannery.indexer.vectors.vector_files import no_vectors
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class Segment:
 
     _attributes: Mapping[str, Path] = MappingProxyType({})
     """Folders with the postings of attributes; segments in memory have none."""
+    _quantized_NB = NOT_QUANTIZED
+    """The searched vectors in 8 bits a number, memory-mapped; segments in memory have none."""
 
     def __init__(self, entry: SegmentEntry, folder: Path) -> None:
         """Map the files, and compile the kernels.
@@ -91,11 +93,7 @@ class Segment:
         self.entry = entry.model_copy(update={"deleted": None})
         """Entry as in the manifest, without deleted rows, which differ between versions: see `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
-        self.searched_ND = mapped(folder / files.VECTORS) if entry.vectors else no_vectors(entry.rows)
-        """The vectors as they are searched (length 1 for cosine), float32 (N, D), memory-mapped; (N, 0) without any."""
-        path = folder / files.UNSCALED
-        self.given_ND = mapped(path) if path.exists() else self.searched_ND
-        """The vectors as they were given, float32 (N, D), memory-mapped."""
+        self._map_vectors(folder)
         self.records = Records.map(folder / files.COLUMNS)
         """All columns of the file but the vectors, memory-mapped, in row order."""
         self._table: pa.Table = self.records.table
@@ -106,15 +104,8 @@ class Segment:
         documents = folder / files.DOCUMENTS
         self._documents_2N = mapped(documents) if documents.exists() else self._hashes_2N
         self._searcher = (
-            load_searcher(folder / "scann", self.searched_ND, self.distance, self.ties)
+            load_searcher(folder / "scann", self._vectors, self.distance, self.ties)
             if entry.kind == "scann"
-            else None
-        )
-        self._coarse = (
-            CoarseRows(self.searched_ND, self.ties.ranks_N)
-            if self._searcher is None
-            and self.distance == "cosine"
-            and CoarseRows.fits(*self.searched_ND.shape)
             else None
         )
         self.leaves = Leaves.load(folder / files.LEAVES) if self._searcher else None
@@ -137,6 +128,17 @@ class Segment:
         """Keeps the files in the local cache; copies of this segment share it."""
         with COMPILING:
             self._warm_up()
+
+    def _map_vectors(self, folder: Path) -> None:
+        rows = self.entry.rows
+        self.searched_ND = mapped(folder / files.VECTORS) if self.entry.vectors else no_vectors(rows)
+        """The vectors as they are searched (length 1 for cosine), float32 (N, D), memory-mapped; (N, 0) without any."""
+        path = folder / files.UNSCALED
+        self.given_ND = mapped(path) if path.exists() else self.searched_ND
+        """The vectors as they were given, float32 (N, D), memory-mapped."""
+        path = folder / files.QUANTIZED
+        if path.exists():  # folders of earlier releases lack it, and those of vectors with few dimensions
+            self._quantized_NB = mapped(path)
 
     def _open_attributes(self, folder: Path, info: Mapping[str, Any]) -> None:
         """Note which attributes have postings in the folder of the local cache, to be mapped when first read."""
@@ -268,17 +270,25 @@ class Segment:
 
     def searched(self, rows_R: np.ndarray) -> np.ndarray:
         """Return the vectors of some rows as they are searched, float32 (R, D)."""
-        vectors_RD: np.ndarray = self.searched_ND[rows_R]
-        return vectors_RD
+        return self._vectors.take(rows_R)
+
+    @property
+    def _vectors(self) -> ScoredVectors:
+        return ScoredVectors(self.searched_ND, self._quantized_NB)
 
     def scores_of(self, rows_R: np.ndarray, query_D: np.ndarray) -> np.ndarray:
         """Return the exact scores of some rows, float32 (R,); the query as `search_ready` returns it."""
-        return row_scores(self.searched_ND, rows_R, query_D, self.distance)
+        return row_scores(self._vectors, rows_R, query_D, self.distance)
 
     @property
     def is_cold(self) -> bool:
         """Whether vectors are in the store, and are read when they are needed (cold/): `searched_ND` is empty."""
         return False
+
+    @property
+    def reads_given(self) -> bool:
+        """Whether the vectors as they were given are read from the store when they are needed: `given_ND` is empty."""
+        return self.is_cold
 
     def row_of(self, identifier: str) -> int | None:
         """Return the row of an id, also if it is deleted; None if the segment does not have the id."""
@@ -537,7 +547,7 @@ class Segment:
         if not self.has_vectors:
             return partial(_no_hits, k)
         if self._searcher is None or settings is None or not settings.reaches(k):
-            return partial(self._exact_all, k=k)
+            return partial(self._exact, k=k)
         depth = settings.at(k)
         leaves = min(depth.leaves, self._all_leaves)
         return partial(
@@ -558,18 +568,13 @@ class Segment:
         """Return the numbers of queries whose leaves have fewer rows than hits are possible; they need exact search."""
         return np.flatnonzero(rows_QK[:, min(rows_QK.shape[1], self.rows) - 1] == NO_ROW)
 
-    def _exact_all(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        if self._coarse is not None and len(queries_QD) < FEW_QUERIES and k <= FEW_HITS:
-            return self._coarse.search(queries_QD, k)
-        return self._exact(queries_QD, k)
-
     def _exact(
         self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
+        return exact_search(self._vectors, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
 
     def _exact_found(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows | None) -> SegmentHits:
-        return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
+        return exact_found(self._vectors, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
 
     def _measured_recall(self, depth: Depth) -> float:
         """Return the best recall measured for settings with no more leaves and candidates than `depth`; 0 if none."""
@@ -585,7 +590,7 @@ class Segment:
         if self._searcher is None or self.leaves is None:
             return None
         return Planner(
-            self.searched_ND,
+            self._vectors,
             self.distance,
             self._searcher,
             self.leaves,
@@ -609,7 +614,7 @@ class Segment:
         settings = self.settings_for(_TIMED_TARGET)
         if self._planner is None or self.leaves is None or settings is None:
             return None
-        return measure_costs(self._planner, self.searched_ND, self.leaves, settings, stopped=stopped)
+        return measure_costs(self._planner, self._vectors, self.leaves, settings, stopped=stopped)
 
     def time_plans_again(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Time the plans and use the costs, also in other processes, unless these are worse; return whether they are.
@@ -638,11 +643,11 @@ class Segment:
         Uses the arrays of the segment, since kernels for read-only arrays are compiled separately.
         """
         if self.rows and self.has_vectors:
-            query_1D = search_ready(np.array(self.searched_ND[:1]), self.distance)
+            first = ScoredVectors(self.searched_ND[:1], self._quantized_NB[:1])
+            query_1D = search_ready(first.take(np.zeros(1, np.int64)), self.distance)
             for queries, hits in ((1, 1), (1, FEW_HITS + 1), (FEW_QUERIES, 1)):
                 asked_QD = np.repeat(query_1D, queries, axis=0)
-                exact_search(self.searched_ND[:1], asked_QD, hits, self.distance, ranks_N=self.ties.ranks_N)
-            CoarseRows(self.searched_ND[:1], self.ties.ranks_N).search(query_1D, 1)
+                exact_search(first, asked_QD, hits, self.distance, ranks_N=self.ties.ranks_N)
             if self._searcher is not None and self._planner is not None:
                 mask_N = np.zeros(self.rows, bool)
                 mask_N[0] = True

@@ -28,6 +28,7 @@ from scannery.indexer.segment.segment_writer import FORMAT_KEY, SEGMENT_KEY
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.exact_search import write_ties
+from scannery.indexer.vectors.quantized_vectors import FEWEST_DIMENSIONS, write_quantized
 from scannery.indexer.vectors.vector_files import (
     BLOCK_ROWS,
     blocks_of,
@@ -45,6 +46,7 @@ __all__ = [
     "HASHES",
     "INFO",
     "LEAVES",
+    "QUANTIZED",
     "SCANN",
     "SPARSE",
     "TIES",
@@ -57,6 +59,7 @@ __all__ = [
 
 VECTORS = "vectors.npy"
 UNSCALED = "given.npy"
+QUANTIZED = "quantized.npy"
 COLUMNS = "columns.arrow"
 HASHES = "id_hashes.npy"
 DOCUMENTS = "document_hashes.npy"
@@ -142,7 +145,7 @@ def write_attributes(table: pa.Table, folder: Path) -> dict[str, str]:
 
 
 def _write_vectors(file: pq.ParquetFile, folder: Path, distance: Distance) -> None:
-    """Write the vectors as they are searched, and if these differ, also as they were given."""
+    """Write the vectors as they are searched, also in 8 bits a number; and as they were given, if these differ."""
     shape = file.metadata.num_rows, file.schema_arrow.field("embedding").type.list_size
     unit = True
 
@@ -158,6 +161,9 @@ def _write_vectors(file: pq.ParquetFile, folder: Path, distance: Distance) -> No
         (folder / UNSCALED).rename(folder / VECTORS)
     else:
         write_vectors(folder / VECTORS, unit_blocks(mapped(folder / UNSCALED)), *shape)
+    if shape[1] >= FEWEST_DIMENSIONS:
+        with COMPILING:
+            write_quantized(folder / QUANTIZED, mapped(folder / VECTORS))
 
 
 def _check_words(lexical: dict[str, Any], key: str) -> None:

@@ -42,6 +42,7 @@ from scannery.indexer.tuning.recall_curve import DEEPER, Curves, measure_curves
 from scannery.indexer.tuning.settings_choice import TUNED_K, pick_point
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.exact_search import BY_ROW
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 
 __all__ = ["main", "warm"]
 
@@ -78,7 +79,7 @@ def _try_configs(folder: Path) -> None:
 
         less = {"iterations": TRIAL_ITERATIONS, "codebook_rows": TRIAL_CODEBOOK_ROWS}
         made = trained(vectors_SD, job | less | {"config": tried.to_dict()})
-        return ScannSearcher(made, vectors_SD, distance, BY_ROW)
+        return ScannSearcher(made, ScoredVectors(vectors_SD), distance, BY_ROW)
 
     sample = sample_rows(vectors_ND, queries, config.leaves, seed=job["seed"])
     count = affordable(sample.rows, len(sample.rows_S), len(job["changes"]))
@@ -114,7 +115,7 @@ def _tune(folder: Path) -> None:
     if not (folder / "trained.json").exists():  # the parent process has ended
         return
     started = time.perf_counter()
-    searcher = load_searcher(folder / "scann", vectors_ND, job["distance"])
+    searcher = load_searcher(folder / "scann", ScoredVectors(vectors_ND), job["distance"])
     curves = measure_curves(
         searcher,
         held_out,

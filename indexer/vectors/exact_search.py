@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 
 __all__ = [
     "BY_ROW",
@@ -171,7 +172,7 @@ def search_ready(queries_QD: np.ndarray, distance: Distance) -> np.ndarray:
 
 
 def exact_search(
-    vectors_ND: np.ndarray,
+    vectors: np.ndarray | ScoredVectors,
     queries_QD: np.ndarray,
     k: int,
     distance: Distance,
@@ -181,7 +182,7 @@ def exact_search(
     """Return the k best rows of each query and their scores, best first, equal scores by rank.
 
     Args:
-        vectors_ND: float32, of length 1 for `cosine`.
+        vectors: float32 (N, D), of length 1 for `cosine`.
         queries_QD: float32, of length 1 for `cosine`.
         k: hits per query.
         distance: scores are inner products, or minus squared distances for `squared_l2`.
@@ -192,19 +193,24 @@ def exact_search(
         rows_QK int64 and scores_QK float32; NO_ROW and minus infinity after the last hit.
 
     """
+    scored = _scored_vectors(vectors)
     if len(queries_QD) < FEW_QUERIES and k <= FEW_HITS:
-        return _few_best(vectors_ND, queries_QD, k, distance, allowed, ranks_N)
+        return _few_best(scored, queries_QD, k, distance, allowed, ranks_N)
     rows_R = np.flatnonzero(allowed) if allowed is not None and allowed.dtype == bool else allowed
-    return _many_best(vectors_ND, queries_QD, k, distance, rows_R, ranks_N)
+    return _many_best(scored, queries_QD, k, distance, rows_R, ranks_N)
+
+
+def _scored_vectors(vectors: np.ndarray | ScoredVectors) -> ScoredVectors:
+    return vectors if isinstance(vectors, ScoredVectors) else ScoredVectors(vectors)
 
 
 def row_scores(
-    vectors_ND: np.ndarray, rows_R: np.ndarray, query_D: np.ndarray, distance: Distance
+    vectors: np.ndarray | ScoredVectors, rows_R: np.ndarray, query_D: np.ndarray, distance: Distance
 ) -> np.ndarray:
     """Return the scores that `exact_search` gives some rows, float32 (R,), in their order.
 
     Args:
-        vectors_ND: float32, of length 1 for `cosine`.
+        vectors: float32 (N, D), of length 1 for `cosine`.
         rows_R: their numbers, int64.
         query_D: float32, of length 1 for `cosine`.
         distance: scores are inner products, or minus squared distances for `squared_l2`.
@@ -212,12 +218,12 @@ def row_scores(
     """
     if not len(rows_R):
         return np.empty(0, np.float32)
-    scores_R: np.ndarray = _kernel_scores(vectors_ND, query_D[None], rows_R, distance)[0]
+    scores_R: np.ndarray = _kernel_scores(_scored_vectors(vectors), query_D[None], rows_R, distance)[0]
     return scores_R
 
 
 def _few_best(
-    vectors_ND: np.ndarray,
+    vectors: ScoredVectors,
     queries_QD: np.ndarray,
     k: int,
     distance: Distance,
@@ -236,7 +242,7 @@ def _few_best(
         rows_R = allowed
     squared = distance == "squared_l2"
     for query_D, rows_K, scores_K in zip(queries_QD, rows_QK, scores_QK, strict=True):
-        row_kernels.nearest_rows(vectors_ND, query_D, squared, rows_R, mask_N, ranks_N, rows_K, scores_K)
+        row_kernels.nearest_rows(*vectors, query_D, squared, rows_R, mask_N, ranks_N, rows_K, scores_K)
     return rows_QK, scores_QK
 
 
@@ -254,14 +260,14 @@ for _empty in (
 
 
 def _many_best(
-    vectors_ND: np.ndarray,
+    vectors: ScoredVectors,
     queries_QD: np.ndarray,
     k: int,
     distance: Distance,
     rows_R: np.ndarray | None,
     ranks_N: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    total = len(vectors_ND) if rows_R is None else len(rows_R)
+    total = vectors.rows if rows_R is None else len(rows_R)
     rows_QK, scores_QK = _none_found(len(queries_QD), k)
     if not k:
         return rows_QK, scores_QK
@@ -270,12 +276,12 @@ def _many_best(
         if rows_R is not None:
             numbers_B = rows_R[numbers_B]
         for some, scores_QB, least in _scored(
-            vectors_ND, queries_QD, numbers_B, distance, contiguous=rows_R is None
+            vectors, queries_QD, numbers_B, distance, contiguous=rows_R is None
         ):
             query_X, column_X = _promising(scores_QB, scores_QK[some], least or np.asarray)
             rows_X = numbers_B[column_X]
             scores_X = (
-                _pair_scores(vectors_ND, rows_X, queries_QD[some], query_X, distance)
+                _pair_scores(vectors, rows_X, queries_QD[some], query_X, distance)
                 if least
                 else scores_QB[query_X, column_X]
             )
@@ -290,7 +296,7 @@ _Least = Callable[[np.ndarray], np.ndarray]
 
 
 def _scored(
-    vectors_ND: np.ndarray,
+    vectors: ScoredVectors,
     queries_QD: np.ndarray,
     rows_B: np.ndarray,
     distance: Distance,
@@ -299,9 +305,10 @@ def _scored(
 ) -> Iterator[tuple[slice, np.ndarray, _Least | None]]:
     """Yield a slice of queries, their scores for each row, float32 (Q, B), and the bound of these; None if exact."""
     if len(queries_QD) < FEW_QUERIES:
-        yield slice(None), _kernel_scores(vectors_ND, queries_QD, rows_B, distance), None
+        yield slice(None), _kernel_scores(vectors, queries_QD, rows_B, distance), None
         return
-    vectors_BD = vectors_ND[rows_B[0] : rows_B[-1] + 1] if contiguous else vectors_ND[rows_B]
+    is_view = contiguous and len(vectors.vectors_ND) > 0
+    vectors_BD = vectors.vectors_ND[rows_B[0] : rows_B[-1] + 1] if is_view else vectors.take(rows_B)
     longest = _longest(vectors_BD)
     if distance == "squared_l2":
         vectors_BD = vectors_BD.astype(np.float64)  # once for all queries
@@ -362,18 +369,18 @@ def _promising(scores_QB: np.ndarray, scores_QK: np.ndarray, least: _Least) -> t
 
 
 def _kernel_scores(
-    vectors_ND: np.ndarray, queries_QD: np.ndarray, rows_B: np.ndarray, distance: Distance
+    vectors: ScoredVectors, queries_QD: np.ndarray, rows_B: np.ndarray, distance: Distance
 ) -> np.ndarray:
     from scannery.indexer.kernels import row_kernels
 
     scores_QB = np.empty((len(queries_QD), len(rows_B)), np.float32)
     for query_D, scores_B in zip(queries_QD, scores_QB, strict=True):
-        row_kernels.score_rows(vectors_ND, rows_B, query_D, distance == "squared_l2", scores_B)
+        row_kernels.score_rows(*vectors, rows_B, query_D, distance == "squared_l2", scores_B)
     return scores_QB
 
 
 def _pair_scores(
-    vectors_ND: np.ndarray,
+    vectors: ScoredVectors,
     rows_X: np.ndarray,
     queries_QD: np.ndarray,
     query_X: np.ndarray,
@@ -382,7 +389,7 @@ def _pair_scores(
     from scannery.indexer.kernels import row_kernels
 
     scores_X = np.empty(len(rows_X), np.float32)
-    row_kernels.score_pairs(vectors_ND, rows_X, queries_QD, query_X, distance == "squared_l2", scores_X)
+    row_kernels.score_pairs(*vectors, rows_X, queries_QD, query_X, distance == "squared_l2", scores_X)
     return scores_X
 
 

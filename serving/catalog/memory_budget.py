@@ -231,7 +231,7 @@ class MemoryBudget:
         remedies = [f"--memory {-(-self._processes.with_room(indexes).ceiling_bytes // MIB)}MiB"]
         if self._workers > 1:
             remedies.append("fewer --workers")
-        left_out = sum(new[name].needed for name in ("codes", "coarse", "words") if name in new)
+        left_out = sum(new[name].needed for name in ("codes", "quantized", "words") if name in new)
         if left_out and total - left_out <= self._processes.ceiling_bytes:
             remedies.append("--cold, which leaves vectors and codes in the store")
         return ", ".join(remedies)

@@ -1,6 +1,7 @@
 """Opens a version of an index, and switches queries and writes to it.
 
-Which indexes are served cold: their vectors stay in the store, and are read when a search needs them.
+Which indexes are served cold, or compact: their vectors stay in the store. Searches read those of cold indexes from
+there, and of compact ones they use vectors in 8 bits a number.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from scannery.runtime.errors import DeadlineError
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.former_versions import FormerVersions
 from scannery.serving.catalog.memory_budget import MemoryBudget
-from scannery.serving.config import ALL_COLD
+from scannery.serving.config import ALL_INDEXES
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine import hydrator
 from scannery.serving.recall.controller import RecallController, no_step
@@ -50,30 +51,42 @@ PATIENCE_S = 60.0
 
 
 class ColdIndexes:
-    """The names of the indexes that are cold, and the reads of their vectors in this process."""
+    """The names of the indexes that are cold or compact, and the reads of their vectors in this process."""
 
-    def __init__(self, names: Iterable[str] = (), *, max_bytes: int | None = None) -> None:
-        """Keep the names; ALL_COLD stand for all indexes.
+    def __init__(
+        self, names: Iterable[str] = (), *, compact: Iterable[str] = (), max_bytes: int | None = None
+    ) -> None:
+        """Keep the names; ALL_INDEXES stand for all indexes, for `compact` for all that are not cold.
 
         Args:
-            names: of the indexes.
+            names: of the cold indexes.
+            compact: names of compact ones.
             max_bytes: of the pages that are kept; None: as of `ColdReads`.
 
         """
-        self._names, self._max_bytes = frozenset(names), max_bytes
-        self._all = not self._names.isdisjoint(ALL_COLD)
+        self._cold, self._compact, self._max_bytes = frozenset(names), frozenset(compact), max_bytes
 
     def has(self, name: str) -> bool:
         """Return whether an index is cold."""
-        return self._all or name in self._names
+        return _includes(self._cold, name)
 
     def reads_of(self, name: str) -> ColdReads | None:
-        """Return by what the vectors of an index are read; None if it is not cold."""
-        return self._reads if self.has(name) else None
+        """Return by what the vectors of an index are read; None if it is neither cold nor compact."""
+        if self.has(name):
+            return self._cold_reads
+        return self._compact_reads if _includes(self._compact, name) else None
 
     @cached_property
-    def _reads(self) -> ColdReads:
+    def _cold_reads(self) -> ColdReads:
         return ColdReads(max_bytes=self._max_bytes, patience=_patience)
+
+    @cached_property
+    def _compact_reads(self) -> ColdReads:
+        return ColdReads(max_bytes=0, patience=_patience, compact=True)
+
+
+def _includes(names: frozenset[str], name: str) -> bool:
+    return name in names or not names.isdisjoint(ALL_INDEXES)
 
 
 @contextmanager

@@ -14,10 +14,16 @@ from scannery.serving.config.listen import (
     joined_address,
     split_address,
 )
-from scannery.serving.config.server import ALL_COLD, EncoderConfig, MaintainConfig, ServerConfig, VertexConfig
+from scannery.serving.config.server import (
+    ALL_INDEXES,
+    EncoderConfig,
+    MaintainConfig,
+    ServerConfig,
+    VertexConfig,
+)
 
 __all__ = [
-    "ALL_COLD",
+    "ALL_INDEXES",
     "CACHED_QUERIES",
     "DNS",
     "FILE",

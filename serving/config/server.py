@@ -26,11 +26,11 @@ from scannery.serving.config.listen import (
     split_address,
 )
 
-__all__ = ["ALL_COLD", "EncoderConfig", "MaintainConfig", "ServerConfig", "VertexConfig"]
+__all__ = ["ALL_INDEXES", "EncoderConfig", "MaintainConfig", "ServerConfig", "VertexConfig"]
 
 
-ALL_COLD = ("*", "all")
-"""What stands for all indexes in `ServerConfig.cold`."""
+ALL_INDEXES = ("*", "all")
+"""What stands for all indexes in `ServerConfig.cold` and `ServerConfig.compact`."""
 
 _ROLES = ("all", "leaf", "root")
 _CLUSTER = "Cluster"
@@ -99,6 +99,15 @@ class ServerConfig(ListenConfig):
         metavar="INDEX",
     )
     """`*` is as `all`. Their recall is not sampled, since an exact search reads all vectors."""
+
+    compact: tuple[str, ...] = option(
+        (),
+        "Search this index by its vectors in 8 bits a number, and leave the full ones in the store: a quarter of the "
+        "memory and disk for vectors, about a hundredth of the true hits is lost. May be given several times; `all`: "
+        "all indexes that are not cold.",
+        metavar="INDEX",
+    )
+    """Vectors in answers are those that were given, read from the store."""
 
     memory: str = option(
         "auto",
@@ -173,9 +182,10 @@ class ServerConfig(ListenConfig):
         _ = self.private  # checks its address
         self._check_told_address()
         log_root_of(self.log)  # checks it, before it becomes an absolute path
-        unknown = [name for name in self.cold if self.indexes and name not in (*self.indexes, *ALL_COLD)]
-        if unknown:
-            raise ConfigError(f"cold: {unknown[0]!r:.80} is not among the served indexes", field="cold")
+        for tier, names in (("cold", self.cold), ("compact", self.compact)):
+            unknown = [name for name in names if self.indexes and name not in (*self.indexes, *ALL_INDEXES)]
+            if unknown:
+                raise ConfigError(f"{tier}: {unknown[0]!r:.80} is not among the served indexes", field=tier)
         make_absolute(self, "store", "log")
         self._check_contents()
 
@@ -243,8 +253,9 @@ class ServerConfig(ListenConfig):
             raise ConfigError(f"leaves: are for the role root, the role is {self.role}", field="leaves")
         if self.role == "leaf":
             self._check_group()
-        if self.role == "root" and self.cold:
-            raise ConfigError("cold: is for leaves, which have the rows; a root has none", field="cold")
+        for tier in ("cold", "compact"):
+            if self.role == "root" and getattr(self, tier):
+                raise ConfigError(f"{tier}: is for leaves, which have the rows; a root has none", field=tier)
         if self.role == "root" and self.leaves is None:
             raise ConfigError("leaves: a root needs its leaves (--leaves)", field="leaves")
         if self.role != "all":

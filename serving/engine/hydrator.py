@@ -270,7 +270,7 @@ class Hydrator:
         has_dynamic = self._fields.dynamic and DYNAMIC_COLUMN in segment.table.column_names
         if has_dynamic and self._fields.dynamic_names:
             return self._cut(segment, rows)
-        if segment.records.in_one_piece and not (self._fields.vector and segment.is_cold):
+        if segment.records.in_one_piece and not (self._fields.vector and segment.reads_given):
             layout = self._layouts[number] = self._laid_out(segment.records, segment.given_ND)
             return layout, rows
         # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first. Or vectors

@@ -143,9 +143,13 @@ def encoder_pool(config: ServerConfig, workers: int) -> EncoderPool:
 
 
 def cold_indexes(config: ServerConfig, workers: int) -> ColdIndexes:
-    """Return the cold indexes of each of some workers."""
+    """Return the cold and compact indexes of each of some workers."""
     processes = config.process_memory(workers)
-    return ColdIndexes(config.cold, max_bytes=None if processes is None else processes.worker_cold_bytes)
+    return ColdIndexes(
+        config.cold,
+        compact=config.compact,
+        max_bytes=None if processes is None else processes.worker_cold_bytes,
+    )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import pytest
 
 from scannery.indexer import (
     COMPONENTS,
+    ColdReads,
     IndexSpec,
     MemorySegment,
     SegmentCache,
@@ -107,13 +108,22 @@ def test_an_open_index_whose_folder_is_gone_is_not_counted(tmp_path: Path) -> No
 
 def test_vectors_that_each_search_reads_are_needed(tmp_path: Path) -> None:
     cache = SegmentCache(tmp_path / "cache")
-    scanned = published(tmp_path, spec_of(distance="squared_l2"), name="scanned")
-    coarse = published(tmp_path, spec_of(), name="coarse")
-    memory = index_memory(open_index(scanned, "talks", cache=cache))
-    assert memory["vectors"].needed == 4 * ROWS * DIMENSIONS + 128
-    memory = index_memory(open_index(coarse, "talks", cache=cache))
+    store = published(tmp_path, spec_of(distance="squared_l2"))
+    memory = index_memory(open_index(store, "talks", cache=cache))
     assert memory["vectors"].needed == 0
-    assert memory["coarse"].heap == ROWS * (DIMENSIONS + 8)
+    assert memory["quantized"].needed == ROWS * (DIMENSIONS + 12) + 128
+    compact = index_memory(open_index(store, "talks", cache=cache, cold=ColdReads(compact=True)))
+    assert compact["quantized"] == memory["quantized"]
+    assert compact["vectors"].total < 10_000  # where the pages of full vectors are
+
+
+def test_vectors_of_few_dimensions_are_not_quantized(tmp_path: Path) -> None:
+    spec = spec_of()
+    store = Store.open(tmp_path / "store", create=True)
+    publish(store, spec, datapoints(spec, clustered(ROWS, 8)), tmp_path)
+    memory = index_memory(open_index(store, spec.index, cache=SegmentCache(tmp_path / "cache")))
+    assert memory["vectors"].needed == 4 * ROWS * 8 + 128
+    assert "quantized" not in memory
 
 
 def test_new_rows_take_what_searches_make_of_them(tmp_path: Path) -> None:

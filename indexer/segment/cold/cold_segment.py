@@ -291,7 +291,7 @@ class ColdSegment(Segment):
         self._hashes_2N = mapped(folder / files.HASHES)
         documents = folder / files.DOCUMENTS
         self._documents_2N = mapped(documents) if documents.exists() else self._hashes_2N
-        self._searcher = self._coarse = self._planner = None
+        self._searcher = self._planner = None
         leaves = folder / files.LEAVES
         self.leaves = Leaves.load(leaves) if leaves.exists() else None
         self._all_leaves = info["leaves"]

@@ -88,14 +88,19 @@ def kept_bytes(environment: Mapping[str, str] = os.environ) -> int:
 class ColdReads:
     """Reads pages, and keeps some. Safe to use from several threads."""
 
-    def __init__(self, *, max_bytes: int | None = None, patience: Patience = _default_patience) -> None:
+    def __init__(
+        self, *, max_bytes: int | None = None, patience: Patience = _default_patience, compact: bool = False
+    ) -> None:
         """Read nothing yet.
 
         Args:
             max_bytes: of the pages that are kept; None: `kept_bytes()`.
             patience: called for each wait.
+            compact: whether searches use vectors in 8 bits a number, which are in the local cache, so that only full
+                vectors that are asked for are read.
 
         """
+        self.compact = compact
         self.max_bytes = kept_bytes() if max_bytes is None else max_bytes
         self._patience = patience
         self._kept: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()

@@ -20,9 +20,12 @@ OF_NUMBA = (
 
 CALLS = {
     *("abs", "bool", "float", "int", "len", "max", "min", "range"),
-    *(f"np.{kind}" for kind in ("float32", "float64", "int8", "int32", "int64", "uint8", "uint32", "uint64")),
+    *(
+        f"np.{kind}"
+        for kind in ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64")
+    ),
     *("np.isnan", "np.rint", "np.sqrt"),
-    *("copy_bytes", "prefetch", "score"),  # intrinsics
+    *("copy_bytes", "prefetch", "row_factor", "score", "step_product"),  # intrinsics
     *(
         "np.empty",
         "np.full",

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from scannery.indexer.kernels import leaf_kernels
+from scannery.indexer.vectors.quantized_vectors import NOT_QUANTIZED, quantized
 from scannery.indexer.vectors.row_test import ALL_ROWS, NO_MASK, NO_NUMBERS, RowTest
 
 GENERATOR = np.random.default_rng(0)
@@ -33,9 +34,13 @@ def test_leaves_are_ordered_by_prediction_then_number(leaves: int, kind: str) ->
 @pytest.mark.system
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.05])
 @pytest.mark.parametrize("squared", [False, True])
-def test_rows_by_number_by_mask_and_by_position_give_the_same_hits(share: float, squared: bool) -> None:
+@pytest.mark.parametrize("has_quantized", [False, True])
+def test_rows_by_number_by_mask_and_by_position_give_the_same_hits(
+    share: float, *, squared: bool, has_quantized: bool
+) -> None:
     rows, leaves, dimensions, k = 600, 20, 8, 10
     vectors_ND = GENERATOR.standard_normal((rows, dimensions)).astype(np.float32)
+    quantized_NB = quantized(vectors_ND) if has_quantized else NOT_QUANTIZED
     query_D = vectors_ND[5] + np.float32(0.1)
     starts_L = np.arange(leaves) * (rows // leaves)
     sizes_L = np.full(leaves, rows // leaves)
@@ -61,8 +66,8 @@ def test_rows_by_number_by_mask_and_by_position_give_the_same_hits(share: float,
     ):
         rows_K, scores_K = np.empty(k, np.int64), np.empty(k, np.float32)
         searched, scanned, missed = leaf_kernels.scan_leaves(
-            vectors_ND, query_D, squared, starts_L, predicted_L, spread_L, sizes_L, *test, numbers, before_L,
-            allowed_L, tails_BT, 0.0, np.zeros(0, np.int64), rows_K, scores_K,
+            vectors_ND, quantized_NB, query_D, squared, starts_L, predicted_L, spread_L, sizes_L, *test, numbers,
+            before_L, allowed_L, tails_BT, 0.0, np.zeros(0, np.int64), rows_K, scores_K,
         )  # fmt: skip
         assert (scanned, missed) == (mask_N.sum(), 0)
         assert searched >= 0.9 * leaves
@@ -79,8 +84,8 @@ def test_fewer_hits_than_wanted_end_with_no_row() -> None:
     vectors_ND = np.ones((4, 8), np.float32)
     one_L, rows_K, scores_K = np.array([4]), np.empty(3, np.int64), np.empty(3, np.float32)
     leaf_kernels.scan_leaves(
-        vectors_ND, vectors_ND[0], False, np.array([0]), np.zeros(1, np.float32), np.ones(1, np.float32), one_L,
-        *ALL_ROWS, np.array([2]), np.array([0]), np.array([1]), np.ones((2, 512), np.float32), 0.0,
+        vectors_ND, NOT_QUANTIZED, vectors_ND[0], False, np.array([0]), np.zeros(1, np.float32), np.ones(1, np.float32),
+        one_L, *ALL_ROWS, np.array([2]), np.array([0]), np.array([1]), np.ones((2, 512), np.float32), 0.0,
         np.zeros(0, np.int64), rows_K, scores_K,
     )  # fmt: skip
     assert rows_K.tolist() == [2, -1, -1]
@@ -100,7 +105,7 @@ def test_rows_that_tie_with_the_last_hit_do_not_end_a_scan() -> None:
     tails_BT = np.full((5, 512), 0.5, np.float32)
     rows_K, found_K = np.empty(k, np.int64), np.empty(k, np.float32)
     _, _, missed = leaf_kernels.scan_leaves(
-        scores_N[:, None], np.ones(1, np.float32), False, starts_L, predicted_L, spread_L, sizes_L,
+        scores_N[:, None], NOT_QUANTIZED, np.ones(1, np.float32), False, starts_L, predicted_L, spread_L, sizes_L,
         *RowTest(np.ones(len(scores_N), bool)), NO_NUMBERS, starts_L, sizes_L, tails_BT, 20.0,
         np.zeros(0, np.int64), rows_K, found_K,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from scannery.indexer.kernels import row_kernels
 from scannery.indexer.kernels.row_kernels import CHAINS, NARROW, WIDE
 from scannery.indexer.vectors import exact_search as exact
 from scannery.indexer.vectors.exact_search import BY_ROW
+from scannery.indexer.vectors.quantized_vectors import NOT_QUANTIZED
 
 DISTANCES: list[Distance] = ["dot", "squared_l2"]
 
@@ -42,7 +43,9 @@ def test_additions_come_in_the_order_that_is_written_down(dimensions: int, dista
     vectors_ND = np.random.default_rng(dimensions).standard_normal((50, dimensions)).astype(np.float32)
     vectors_ND.setflags(write=False)
     query_D, scores_N = vectors_ND[7] + np.float32(0.1), np.empty(50, np.float32)
-    row_kernels.score_rows(vectors_ND, np.arange(50), query_D, distance == "squared_l2", scores_N)
+    row_kernels.score_rows(
+        vectors_ND, NOT_QUANTIZED, np.arange(50), query_D, distance == "squared_l2", scores_N
+    )
     expected = [in_order(row_D, query_D, distance) for row_D in vectors_ND]
     assert scores_N.tobytes() == np.array(expected, np.float32).tobytes()
 
@@ -50,7 +53,7 @@ def test_additions_come_in_the_order_that_is_written_down(dimensions: int, dista
 def every_row(vectors_ND: np.ndarray, query_D: np.ndarray, distance: Distance) -> np.ndarray:
     scores_N = np.empty(len(vectors_ND), np.float32)
     rows_N = np.arange(len(vectors_ND))
-    row_kernels.score_rows(vectors_ND, rows_N, query_D, distance == "squared_l2", scores_N)
+    row_kernels.score_rows(vectors_ND, NOT_QUANTIZED, rows_N, query_D, distance == "squared_l2", scores_N)
     return scores_N
 
 

@@ -24,9 +24,10 @@ import numpy as np
 from pathlib import Path
 from scannery.indexer.scann.instructions import used_instructions
 from scannery.indexer.scann.search import load_searcher
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 vectors_ND, queries_QD = np.load(sys.argv[1] + "/vectors.npy"), np.load(sys.argv[1] + "/queries.npy")
 vectors_ND.setflags(write=False)
-searcher = load_searcher(Path(sys.argv[1]) / "scann", vectors_ND, "dot")
+searcher = load_searcher(Path(sys.argv[1]) / "scann", ScoredVectors(vectors_ND), "dot")
 found = []
 for queries in (1, 5, 40, 80):
     found += searcher.search(queries_QD[:queries], 10, rescore=40, leaves=5)[0].tolist()

@@ -19,6 +19,7 @@ from scannery.indexer.tuning.config_trial import SearchCost, affordable, choose_
 from scannery.indexer.tuning.held_out_queries import HeldOut, held_out_queries
 from scannery.indexer.tuning.recall_curve import measure_curves
 from scannery.indexer.vectors.exact_search import BY_ROW
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 from tests.data import clustered, datapoints
 
 ROWS, LEAVES = 6000, 80
@@ -32,7 +33,7 @@ def train(vectors_ND: np.ndarray, config: ScannConfig) -> ScannSearcher:
         "config": config.to_dict(), "soar_lambda": 1.5, "codebook_rows": 5000, "distance": "dot", "threads": 2,
         "iterations": 4,
     }  # fmt: skip
-    return ScannSearcher(trained(vectors_ND, job), vectors_ND, "dot", BY_ROW)
+    return ScannSearcher(trained(vectors_ND, job), ScoredVectors(vectors_ND), "dot", BY_ROW)
 
 
 @pytest.fixture(scope="module")

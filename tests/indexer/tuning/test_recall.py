@@ -24,6 +24,7 @@ from scannery.indexer.tuning.settings_choice import (
     score_to_reach,
 )
 from scannery.indexer.vectors.exact_search import unit_length
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 from scannery.indexer.vectors.vector_files import far_middle
 from tests.data import clustered
 
@@ -191,12 +192,12 @@ def test_a_scan_is_timed_with_rows_that_no_scan_before_has_read(monkeypatch: pyt
     seen: list[np.ndarray] = []
 
     def search(
-        vectors_ND: np.ndarray, queries_QD: np.ndarray, k: int, distance: str, rows_R: np.ndarray
+        vectors: ScoredVectors, queries_QD: np.ndarray, k: int, distance: str, rows_R: np.ndarray
     ) -> None:
         seen.append(rows_R)
 
     monkeypatch.setattr(plan_timing, "exact_search", search)
-    scored = plan_timing._ScoringTimer(vectors_ND, np.random.default_rng(0))
+    scored = plan_timing._ScoringTimer(ScoredVectors(vectors_ND), np.random.default_rng(0))
     cold = [scored._single, scored._few, scored._many]
     plan_timing.Clock().run(cold)
     assert len(seen) == plan_timing.TIMED_ROUNDS * len(cold)

@@ -63,7 +63,7 @@ NOTHING = Fields(title=False, text=False, payload=False, offsets=False, attribut
 class _Segment(SimpleNamespace):
     """What a hydrator wants of a segment."""
 
-    is_cold = False
+    reads_given = False
 
     def take(self, rows: np.ndarray) -> pa.Table:
         return self.records.table.take(pa.array(rows))

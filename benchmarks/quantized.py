@@ -1,0 +1,314 @@
+"""Memory and searches with vectors in 8 bits a number: beside the full ones, and alone.
+
+    python -m benchmarks.quantized [sizes] [limits] [--collections passages,images,generated,million] [--folder FOLDER]
+        [--searches 2000] [--shares 100,50,30,20,10]
+
+`passages`: 39,133 real passages × 384 with questions about other shows; `images`: Fashion-MNIST, 60,000 × 784, squared
+L2; `generated`: 500,000 × 128; `million`: the passages with noise, 1,000,000 × 384. Each is an index of one segment,
+tuned with half of the queries, and searched in a process of its own through `Segment`, for 10 hits at target recall
+0.95. Ways to search: *full*: by the full vectors alone; *beside*: by vectors in 8 bits beside the full ones; *compact*:
+by those in 8 bits alone. *Own*: memory of the process itself after the searches, beyond what it had before it opened
+the index (ScaNN's codes are there, and compiled code); *mapped*: the pages of the index's files that it has in memory.
+
+`limits`: each process in a memory control group with a limit, which is what the process has without the index, and a
+share of the bytes of the full vectors. Its files are not in the kernel's cache at first. Needs the right to make
+groups.
+
+Shapes: N rows, Q queries, D dimensions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.data import Vectors, fashion_mnist, generated, real_questions, with_noise
+from benchmarks.harness import BATCH, ROOT, K, environment, folder_of, options, publish, table
+from scannery.indexer import ColdReads, SegmentCache, Store, exact_search, open_index, parse_spec
+
+PASSAGES, MILLION = 39_133, 1_000_000
+WAYS = ("full", "beside", "compact")
+TRUTH_QUERIES = 500
+DEEP = 100
+
+
+def passages(folder: Path) -> Vectors:
+    real = real_questions(folder / "real")
+    vectors_ND = np.ascontiguousarray(real.vectors_ND[:PASSAGES])
+    return Vectors(f"{PASSAGES:,} passages × 384", "cosine", vectors_ND, real.held_QD, real.asked_QD)
+
+
+def million(folder: Path) -> Vectors:
+    real = passages(folder)
+    parts = [
+        with_noise(real.vectors_ND, min(PASSAGES, MILLION - start), 0.5, seed=start)
+        for start in range(0, MILLION, PASSAGES)
+    ]
+    return Vectors(f"{MILLION:,} × 384", "cosine", np.concatenate(parts), real.queries_QD, real.tuned_QD)
+
+
+COLLECTIONS: dict[str, Callable[[Path], Vectors]] = {
+    "passages": passages,
+    "images": lambda folder: fashion_mnist(),
+    "generated": lambda folder: generated(500_000),
+    "million": million,
+}
+
+
+def prepared(name: str, folder: Path) -> Path:
+    """Return the folder of a collection with its index, its queries and their true scores, made if it is missing."""
+    path = folder / name
+    if (path / "about.json").exists():
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    collection = COLLECTIONS[name](folder)
+    tuned_QD = collection.queries_QD[1::2] if collection.tuned_QD is None else collection.tuned_QD
+    spec = parse_spec({"index": "bench", "source": {"vector": "v"}, "distance": collection.distance})
+    publish(Store.open(path / "store", create=True), spec, collection.vectors_ND, path, queries_QD=tuned_QD)
+    queries_QD = np.ascontiguousarray(collection.queries_QD[::2][:TRUTH_QUERIES])
+    _, scores_QK = exact_search(collection.vectors_ND, queries_QD, DEEP, collection.distance)
+    np.save(path / "queries.npy", queries_QD)
+    np.save(path / "truth.npy", scores_QK)
+    rows, dimensions = collection.vectors_ND.shape
+    about = {
+        "name": collection.name, "rows": rows, "dimensions": dimensions, "distance": collection.distance,
+    }  # fmt: skip
+    (path / "about.json").write_text(json.dumps(about))
+    return path
+
+
+# --- the process that searches
+
+
+def memory() -> dict[str, int]:
+    """Return bytes of this process: its own, and mapped from files."""
+    status = Path("/proc/self/status").read_text()
+    sizes = {name: 1024 * int(size) for name, size in re.findall(r"^Rss(\w+):\s+(\d+) kB", status, re.M)}
+    return {"own": sizes["Anon"], "mapped": sizes["File"]}
+
+
+def mapped_of(folder: Path) -> int:
+    """Return the bytes of the files of a folder that this process has in memory."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"^[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = str(folder) in line
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def search_alone(path: Path, way: str, searches: int, group: str) -> dict[str, Any]:
+    """Open an index and search it; return what was measured."""
+    if group:
+        Path(group).write_text(str(os.getpid()))
+    from scannery.indexer.segment import segment_files
+
+    if way == "full":
+        segment_files.QUANTIZED = "absent"  # as in the folders of releases before there were any
+    import scann.scann_ops.py.scann_ops_pybind  # noqa: F401  so that it does not count as the index's
+
+    before = memory()
+    cache = path / "cache"
+    reads = ColdReads(compact=True) if way == "compact" else None
+    [segment] = open_index(
+        Store.open(path / "store"), "bench", cache=SegmentCache(cache), cold=reads
+    ).segments
+    queries_QD = np.load(path / "queries.npy")
+    settings = segment.settings_for(0.95)
+    search, deep = segment.searching(K, settings), segment.searching(DEEP, settings)
+    count, took_s = len(queries_QD), []
+    for number in range(searches):
+        query_1D = queries_QD[number % count][None]
+        started_s = time.perf_counter()
+        search(query_1D)
+        took_s.append(time.perf_counter() - started_s)
+    half_s = np.array(took_s[searches // 2 :])
+    result = {
+        "p50": float(np.quantile(half_s, 0.5)), "p99": float(np.quantile(half_s, 0.99)),
+        "rate": float(1 / half_s.mean()), "own": memory()["own"] - before["own"], "mapped": mapped_of(cache),
+    }  # fmt: skip
+    if group:
+        return result
+    started_s = time.perf_counter()
+    batches = [search(queries_QD[start : start + BATCH]) for start in range(0, count, BATCH)]
+    result["batch_rate"] = count / (time.perf_counter() - started_s)
+    result["10"] = np.concatenate([rows_QK for rows_QK, _ in batches]).tolist()
+    result["100"] = np.concatenate([deep(query_D[None])[0] for query_D in queries_QD]).tolist()
+    return result
+
+
+def searched(path: Path, way: str, searches: int, group: str = "") -> dict[str, Any]:
+    """Return what `search_alone` measures in a process of its own."""
+    code = (
+        "import json, sys; from pathlib import Path; from benchmarks.quantized import search_alone; "
+        "print(json.dumps(search_alone(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])))"
+    )
+    done = _run("-c", code, str(path), way, str(searches), group)
+    if done.returncode:
+        return {"failed": done.returncode}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, env=environ
+    )
+
+
+def recall(path: Path, rows_QK: list[list[int]], k: int) -> float:
+    """Return the share of true hits among the rows found, by their scores with the full vectors."""
+    [segment] = open_index(Store.open(path / "store"), "bench", cache=SegmentCache(path / "cache")).segments
+    queries_QD, least_Q = np.load(path / "queries.npy"), np.load(path / "truth.npy")[:, k - 1]
+    hits = [
+        (segment.scores_of(np.array(rows_K), query_D) >= least - 1e-6 * abs(least)).sum()
+        for rows_K, query_D, least in zip(rows_QK, queries_QD, least_Q, strict=True)
+    ]
+    return float(np.sum(hits) / (k * len(hits)))
+
+
+def forget(folder: Path) -> None:
+    """Let the kernel drop the pages of all files of a folder that no process maps."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def memory_group(limit: int) -> Iterator[str]:
+    """Yield the file that adds a process to a new control group with a limit of memory, in bytes."""
+    [own] = re.findall(r"^(?:\d+:memory:|0::)(/.*)$", Path("/proc/self/cgroup").read_text(), re.M)[:1]
+    root = Path("/sys/fs/cgroup/memory") if Path("/sys/fs/cgroup/memory").exists() else Path("/sys/fs/cgroup")
+    group = Path(f"{root}{own}") / f"bench-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise SystemExit(f"limits: needs the right to make control groups ({error})") from error
+    try:
+        names = ("memory.limit_in_bytes", "memory.max")
+        next(group / name for name in names if (group / name).exists()).write_text(str(limit))
+        yield str(group / "cgroup.procs")
+    finally:
+        for _ in range(50):
+            with suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.1)
+
+
+# --- the tables
+
+
+def sizes(given: argparse.Namespace, folder: Path) -> None:
+    """Print what each way takes, and finds."""
+    rows = []
+    for name in given.collections.split(","):
+        path = prepared(name, folder)
+        about = json.loads((path / "about.json").read_text())
+        for way in ("beside", "compact"):
+            searched(path, way, 1)  # unpacks, and times plans
+        for way in WAYS:
+            result = searched(path, way, given.searches)
+            stored = {
+                part: _bytes_of(path / "cache", part, compact=way == "compact") / about["rows"]
+                for part in ("vectors.npy", "given.npy", "quantized.npy", "scann")
+            }
+            if way == "full":
+                stored["quantized.npy"] = 0.0
+            vectors = sum(stored[part] for part in ("vectors.npy", "given.npy", "quantized.npy"))
+            rows.append([
+                about["name"], way, f"{vectors:,.0f}", f"{stored['scann']:,.0f}",
+                f"{result['own'] / about['rows']:,.0f}", f"{result['mapped'] / about['rows']:,.0f}",
+                f"{recall(path, result['10'], K):.3f}", f"{recall(path, result['100'], DEEP):.3f}",
+                f"{result['rate']:,.0f}", f"{result['batch_rate']:,.0f}",
+            ])  # fmt: skip
+    header = (
+        "collection", "way", "vectors on disk, bytes a row", "ScaNN's files", "own", "mapped", "recall@10",
+        "recall@100", "searches/s", "in batches",
+    )  # fmt: skip
+    print(table(header, rows), flush=True)
+
+
+def _bytes_of(cache: Path, part: str, *, compact: bool) -> int:
+    """Return the bytes of a file, or of those of a folder, of the only segment."""
+    [segment] = [
+        path for path in (cache / "segments").glob("*/*") if path.is_dir() and path.name.endswith("-compact") == compact
+    ]  # fmt: skip
+    path = segment / part
+    paths: Sequence[Path] = [*path.rglob("*")] if path.is_dir() else [path]
+    return sum(each.stat().st_size for each in paths if each.is_file())
+
+
+def limits(given: argparse.Namespace, folder: Path) -> None:
+    """Print latencies at limits of memory."""
+    rows = []
+    for name in given.collections.split(","):
+        path = prepared(name, folder)
+        about = json.loads((path / "about.json").read_text())
+        for way in ("beside", "compact"):
+            searched(path, way, 1)
+        base = _base_bytes()
+        full = 4 * about["rows"] * about["dimensions"]
+        for share in given.shares:
+            cells = []
+            for way in WAYS:
+                forget(path / "cache")
+                with memory_group(base + full * share // 100) as group:
+                    result = searched(path, way, given.searches, group)
+                cells += (
+                    [f"failed ({result['failed']})", "", ""]
+                    if "failed" in result
+                    else [
+                        f"{1e6 * result['p50']:,.0f}",
+                        f"{1e6 * result['p99']:,.0f}",
+                        f"{result['rate']:,.0f}",
+                    ]
+                )
+            rows.append([about["name"], f"{share} %", f"{(base + full * share // 100) >> 20} MiB", *cells])
+    header = [
+        "collection", "share", "limit",
+        *(f"{way}: {what}" for way in WAYS for what in ("p50, µs", "p99", "searches/s")),
+    ]  # fmt: skip
+    print(table(header, rows), flush=True)
+
+
+def _base_bytes() -> int:
+    """Return the memory of a process that has imported what a search needs, without an index."""
+    code = (
+        "import scann.scann_ops.py.scann_ops_pybind; from benchmarks.quantized import memory; "
+        "from scannery.indexer.kernels import leaf_kernels; print(sum(memory().values()))"
+    )
+    return int(_run("-c", code).stdout.split()[-1])
+
+
+def main() -> None:
+    """Print the tables."""
+    given = options(
+        __doc__, cases=("sizes", "limits"), collections="passages", folder=Path, searches=2000,
+        shares=[100, 50, 30, 20, 10],
+    )  # fmt: skip
+    print(environment("scann", "numba"), flush=True)
+    with folder_of(given.folder) as folder:
+        for case in given.cases:
+            {"sizes": sizes, "limits": limits}[case](given, folder)
+
+
+if __name__ == "__main__":
+    main()

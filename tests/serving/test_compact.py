@@ -1,0 +1,128 @@
+"""Servers of compact indexes answer as others do, up to what 8 bits a number lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scannery
+from scannery.indexer.segment.compact_segment import CompactSegment
+from scannery.runtime.errors import ConfigError
+from scannery.serving import ServerConfig
+from tests.data import clustered
+from tests.served import DIMENSIONS, copied, make_library_store, make_text_store, serving
+
+pytestmark = pytest.mark.system
+
+QUERY = clustered(700, DIMENSIONS, seed=5)[650]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_library_store(tmp_path_factory.mktemp("compact"))
+
+
+@pytest.fixture(scope="module")
+def both(store: Path) -> Iterator[tuple[scannery.Client, scannery.Client]]:
+    """Clients of a server of full vectors, and of one of compact segments."""
+    with serving(store) as one, serving(store, compact=("all",)) as other:
+        segments = other._catalog.snapshot("library").segments
+        assert all(isinstance(segment, CompactSegment) for segment in segments)
+        with scannery.connect(one.address) as full, scannery.connect(other.address) as compact:
+            yield full, compact
+
+
+def ids(hits: Any) -> set[str]:
+    return {hit.id for hit in hits}
+
+
+SEARCHES: dict[str, Callable[[Any], Any]] = {
+    "search": lambda index: index.search(QUERY, k=40),
+    "exact": lambda index: index.search(QUERY, k=40, exact=True),
+    "filter": lambda index: index.search(QUERY, k=20, where={"show": "gotime", "year": {"$gte": 2010}}),
+    "offset": lambda index: index.search(QUERY, k=20, offset=15),
+    "by id": lambda index: index.search(scannery.Like("d17"), k=20),
+}
+
+
+@pytest.mark.parametrize("call", SEARCHES.values(), ids=SEARCHES.keys())
+def test_hits_are_nearly_the_same(
+    call: Callable[[Any], Any], both: tuple[scannery.Client, scannery.Client]
+) -> None:
+    full, compact = (call(client.index("library")) for client in both)
+    assert len(full) == len(compact)
+    assert len(ids(full) & ids(compact)) >= 0.9 * len(full)
+    scores = {hit.id: hit.score for hit in full}
+    for hit in compact:
+        assert hit.id not in scores or hit.score == pytest.approx(scores[hit.id], abs=0.02)
+
+
+SAME: dict[str, Callable[[Any], Any]] = {
+    "get": lambda index: [(row.id, row.vector, row.text) for row in index.get(["d3", "d599"], vectors=True)],
+    "count": lambda index: index.count(where={"tags": "a"}),
+    "facets": lambda index: index.facets("show", where={"live": True}),
+    "scan": lambda index: sorted(
+        (row.id, row.vector.tobytes()) for row in index.scan(where={"show": "jsparty"}, vectors=True)
+    ),
+    "few": lambda index: sorted(ids(index.search(QUERY, k=10, where={"year": 2003, "live": True}))),
+}
+
+
+@pytest.mark.parametrize("call", SAME.values(), ids=SAME.keys())
+def test_all_else_is_the_same(
+    call: Callable[[Any], Any], both: tuple[scannery.Client, scannery.Client]
+) -> None:
+    full, compact = (call(client.index("library")) for client in both)
+    assert repr(full) == repr(compact)
+
+
+def test_vectors_of_hits_are_those_that_were_given(both: tuple[scannery.Client, scannery.Client]) -> None:
+    full, compact = (client.index("library") for client in both)
+    hits = compact.search(QUERY, k=5, vectors=True)
+    stored = full.get([hit.id for hit in hits], vectors=True)
+    for hit, row in zip(hits, stored, strict=True):
+        assert row is not None
+        np.testing.assert_array_equal(hit.vector, row.vector)
+
+
+def test_words_are_searched(tmp_path: Path) -> None:
+    store = make_text_store(tmp_path, lexical=True)
+    with (
+        serving(store, compact=("texts",), device="cpu") as server,
+        scannery.connect(server.address) as client,
+    ):
+        index = client.index("texts")
+        for mode in ("dense", "lexical", "hybrid"):
+            assert index.search("how to bake bread dough", k=1, mode=mode)[0].id == "bread"
+
+
+def test_updates_keep_vectors_as_they_were_given(store: Path, tmp_path: Path) -> None:
+    with (
+        serving(copied(store, tmp_path), compact=("library",)) as server,
+        scannery.connect(server.address) as client,
+    ):
+        index = client.index("library")
+        best = index.search(QUERY, k=2)
+        done = index.upsert([{"id": "new", "vector": QUERY, "attributes": {"show": "gotime"}}])
+        found = index.search(QUERY, k=2, min_sequence=done.sequence)
+        assert [hit.id for hit in found] == ["new", best[0].id]
+        removed = index.delete(["new", best[0].id])
+        assert index.search(QUERY, k=1, min_sequence=removed.sequence)[0].id == best[1].id
+        [before] = index.get(["d5"], vectors=True)
+        index.update([{"id": "d5", "attributes": {"year": 1999}}])
+        [now] = index.get(["d5"], vectors=True)
+        assert before is not None
+        assert now is not None
+        assert now.attributes["year"] == 1999
+        assert before.vector is not None
+        np.testing.assert_array_equal(now.vector, before.vector)
+
+
+def test_options_that_do_not_fit() -> None:
+    with pytest.raises(ConfigError, match="compact: 'b' is not among"):
+        ServerConfig(store="s", indexes=("a",), compact=("b",))
+    assert ServerConfig(store="s", indexes=("a",), compact=("all",)).compact == ("all",)
