@@ -31,6 +31,7 @@ from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import SearchSettings, near
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.exact_search import exact_search, search_ready
+from scannery.indexer.vectors.page_advice import mapped_vectors
 from scannery.indexer.vectors.quantized_vectors import ScoredVectors, write_quantized
 
 __all__ = ["CompactSegment", "is_compact", "make_compact"]
@@ -107,7 +108,7 @@ class CompactSegment(Segment):
         no_rows_0D = np.zeros((0, self._dimensions), np.float32)
         no_rows_0D.setflags(write=False)
         self.searched_ND = self.given_ND = no_rows_0D
-        self._quantized_NB = mapped(folder / files.QUANTIZED)
+        self._quantized_NB = mapped_vectors(folder / files.QUANTIZED)
 
     @property
     def reads_given(self) -> bool:

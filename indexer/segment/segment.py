@@ -51,6 +51,7 @@ from scannery.indexer.vectors.exact_search import (
     row_scores,
     search_ready,
 )
+from scannery.indexer.vectors.page_advice import mapped_vectors
 from scannery.indexer.vectors.quantized_vectors import NOT_QUANTIZED, ScoredVectors
 from scannery.indexer.vectors.vector_files import no_vectors
 
@@ -131,14 +132,14 @@ class Segment:
 
     def _map_vectors(self, folder: Path) -> None:
         rows = self.entry.rows
-        self.searched_ND = mapped(folder / files.VECTORS) if self.entry.vectors else no_vectors(rows)
+        self.searched_ND = mapped_vectors(folder / files.VECTORS) if self.entry.vectors else no_vectors(rows)
         """The vectors as they are searched (length 1 for cosine), float32 (N, D), memory-mapped; (N, 0) without any."""
         path = folder / files.UNSCALED
-        self.given_ND = mapped(path) if path.exists() else self.searched_ND
+        self.given_ND = mapped_vectors(path) if path.exists() else self.searched_ND
         """The vectors as they were given, float32 (N, D), memory-mapped."""
         path = folder / files.QUANTIZED
         if path.exists():  # folders of earlier releases lack it, and those of vectors with few dimensions
-            self._quantized_NB = mapped(path)
+            self._quantized_NB = mapped_vectors(path)
 
     def _open_attributes(self, folder: Path, info: Mapping[str, Any]) -> None:
         """Note which attributes have postings in the folder of the local cache, to be mapped when first read."""

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
+from scannery.indexer.vectors.page_advice import expect
 from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 
 __all__ = [
@@ -240,6 +241,8 @@ def _few_best(
         mask_N = allowed
     elif allowed is not None:
         rows_R = allowed
+    if allowed is None:
+        expect(vectors.quantized_NB if len(vectors.quantized_NB) else vectors.vectors_ND)
     squared = distance == "squared_l2"
     for query_D, rows_K, scores_K in zip(queries_QD, rows_QK, scores_QK, strict=True):
         row_kernels.nearest_rows(*vectors, query_D, squared, rows_R, mask_N, ranks_N, rows_K, scores_K)
@@ -308,7 +311,11 @@ def _scored(
         yield slice(None), _kernel_scores(vectors, queries_QD, rows_B, distance), None
         return
     is_view = contiguous and len(vectors.vectors_ND) > 0
-    vectors_BD = vectors.vectors_ND[rows_B[0] : rows_B[-1] + 1] if is_view else vectors.take(rows_B)
+    if is_view:
+        vectors_BD = vectors.vectors_ND[rows_B[0] : rows_B[-1] + 1]
+        expect(vectors_BD)
+    else:
+        vectors_BD = vectors.take(rows_B)
     longest = _longest(vectors_BD)
     if distance == "squared_l2":
         vectors_BD = vectors_BD.astype(np.float64)  # once for all queries
