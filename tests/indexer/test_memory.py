@@ -83,7 +83,7 @@ def test_what_is_counted_before_opening_is_what_is_counted_after(tmp_path: Path)
     index = open_index(store, "talks", cache=cache)
     assert index_memory(index) == before == added_memory(open_files(index).values())
     assert memory_of_opening(store, manifest, cache, reuse=index) == {}, "versions share segments"
-    assert set(before) == {"codes", "vectors", "words", "attributes", "records", "ids", "leaves"}
+    assert set(before) == {"codes", "vectors", "quantized", "words", "attributes", "records", "ids", "leaves"}
     assert before["vectors"].mapped >= 4 * ROWS * DIMENSIONS
     assert before["codes"].mapped == 0 < before["codes"].heap
     assert before["words"].heap == 8 * ROWS + 32 * ROWS // 4
