@@ -6,8 +6,8 @@
 `passages`: 39,133 real passages × 384 with questions about other shows; `images`: Fashion-MNIST, 60,000 × 784, squared
 L2; `generated`: 500,000 × 128; `million`: the passages with noise, 1,000,000 × 384. Each is an index of one segment,
 tuned with half of the queries, and searched in a process of its own through `Segment`, for 10 hits at target recall
-0.95. Ways to search: *full*: by the full vectors alone; *beside*: by vectors in 8 bits beside the full ones; *compact*:
-by those in 8 bits alone. *Own*: memory of the process itself after the searches, beyond what it had before it opened
+0.95; each query is asked once, and the second half of them is measured. Ways to search: *full*: by the full vectors
+alone; *beside*: by vectors in 8 bits beside the full ones; *compact*: by those in 8 bits alone. *Own*: memory of the process itself after the searches, beyond what it had before it opened
 the index (ScaNN's codes are there, and compiled code); *mapped*: the pages of the index's files that it has in memory.
 
 `limits`: each process in a memory control group with a limit, which is what the process has without the index, and a
@@ -76,8 +76,10 @@ def prepared(name: str, folder: Path) -> Path:
     tuned_QD = collection.queries_QD[1::2] if collection.tuned_QD is None else collection.tuned_QD
     spec = parse_spec({"index": "bench", "source": {"vector": "v"}, "distance": collection.distance})
     publish(Store.open(path / "store", create=True), spec, collection.vectors_ND, path, queries_QD=tuned_QD)
-    queries_QD = np.ascontiguousarray(collection.queries_QD[::2][:TRUTH_QUERIES])
-    _, scores_QK = exact_search(collection.vectors_ND, queries_QD, DEEP, collection.distance)
+    held_QD = collection.queries_QD[::2] if collection.tuned_QD is None else collection.queries_QD
+    queries_QD = np.ascontiguousarray(held_QD)
+    truth_QD = queries_QD[:TRUTH_QUERIES]
+    _, scores_QK = exact_search(collection.vectors_ND, truth_QD, DEEP, collection.distance)
     np.save(path / "queries.npy", queries_QD)
     np.save(path / "truth.npy", scores_QK)
     rows, dimensions = collection.vectors_ND.shape
@@ -128,13 +130,12 @@ def search_alone(path: Path, way: str, searches: int, group: str) -> dict[str, A
     queries_QD = np.load(path / "queries.npy")
     settings = segment.settings_for(0.95)
     search, deep = segment.searching(K, settings), segment.searching(DEEP, settings)
-    count, took_s = len(queries_QD), []
-    for number in range(searches):
-        query_1D = queries_QD[number % count][None]
+    took_s: list[float] = []
+    for query_1D in np.split(queries_QD[:searches], min(searches, len(queries_QD))):
         started_s = time.perf_counter()
         search(query_1D)
         took_s.append(time.perf_counter() - started_s)
-    half_s = np.array(took_s[searches // 2 :])
+    half_s = np.array(took_s[len(took_s) // 2 :])
     result = {
         "p50": float(np.quantile(half_s, 0.5)), "p99": float(np.quantile(half_s, 0.99)),
         "rate": float(1 / half_s.mean()), "own": memory()["own"] - before["own"], "mapped": mapped_of(cache),
@@ -142,10 +143,12 @@ def search_alone(path: Path, way: str, searches: int, group: str) -> dict[str, A
     if group:
         return result
     started_s = time.perf_counter()
-    batches = [search(queries_QD[start : start + BATCH]) for start in range(0, count, BATCH)]
-    result["batch_rate"] = count / (time.perf_counter() - started_s)
-    result["10"] = np.concatenate([rows_QK for rows_QK, _ in batches]).tolist()
-    result["100"] = np.concatenate([deep(query_D[None])[0] for query_D in queries_QD]).tolist()
+    batches = [search(queries_QD[start : start + BATCH]) for start in range(0, len(queries_QD), BATCH)]
+    result["batch_rate"] = len(queries_QD) / (time.perf_counter() - started_s)
+    result["10"] = np.concatenate([rows_QK for rows_QK, _ in batches])[:TRUTH_QUERIES].tolist()
+    result["100"] = np.concatenate(
+        [deep(query_D[None])[0] for query_D in queries_QD[:TRUTH_QUERIES]]
+    ).tolist()
     return result
 
 
@@ -175,7 +178,7 @@ def recall(path: Path, rows_QK: list[list[int]], k: int) -> float:
     queries_QD, least_Q = np.load(path / "queries.npy"), np.load(path / "truth.npy")[:, k - 1]
     hits = [
         (segment.scores_of(np.array(rows_K), query_D) >= least - 1e-6 * abs(least)).sum()
-        for rows_K, query_D, least in zip(rows_QK, queries_QD, least_Q, strict=True)
+        for rows_K, query_D, least in zip(rows_QK, queries_QD[: len(least_Q)], least_Q, strict=True)
     ]
     return float(np.sum(hits) / (k * len(hits)))
 
