@@ -7,8 +7,9 @@
 L2; `generated`: 500,000 × 128; `million`: the passages with noise, 1,000,000 × 384. Each is an index of one segment,
 tuned with half of the queries, and searched in a process of its own through `Segment`, for 10 hits at target recall
 0.95; each query is asked once, and the second half of them is measured. Ways to search: *full*: by the full vectors
-alone; *beside*: by vectors in 8 bits beside the full ones; *compact*: by those in 8 bits alone. *Own*: memory of the process itself after the searches, beyond what it had before it opened
-the index (ScaNN's codes are there, and compiled code); *mapped*: the pages of the index's files that it has in memory.
+alone; *beside*: by vectors in 8 bits beside the full ones; *compact*: by those in 8 bits alone. *Own*: memory of the
+process itself after the searches, beyond what it had before it opened the index (ScaNN's codes are there, and compiled
+code); *mapped*: the pages of the index's files that it has in memory.
 
 `limits`: each process in a memory control group with a limit, which is what the process has without the index, and a
 share of the bytes of the full vectors. Its files are not in the kernel's cache at first. Needs the right to make
