@@ -5,6 +5,7 @@ Figures were measured with `python -m benchmarks.memory` (docs/benchmarks/memory
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ __all__ = [
     "ProcessMemory",
     "cgroup_ceiling",
     "cgroup_limit",
+    "limit_of_ceiling",
     "memory_text",
     "parse_memory",
 ]
@@ -159,6 +161,11 @@ def cgroup_ceiling() -> int | None:
     if limit is None:
         return None
     return max(MIB, int((1 - MARGIN_SHARE) * limit) - MARGIN_BYTES)
+
+
+def limit_of_ceiling(ceiling_bytes: int) -> int:
+    """Return the limit of a cgroup in which the ceiling of a server is so high."""
+    return math.ceil((ceiling_bytes + MARGIN_BYTES) / (1 - MARGIN_SHARE))
 
 
 def cgroup_limit(root: Path = Path("/")) -> int | None:

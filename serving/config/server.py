@@ -5,16 +5,24 @@ Options of a process that maintains indexes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 from scannery.indexer.contents import ContentsReader
 from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError
-from scannery.runtime.memory import ProcessMemory, cgroup_ceiling, parse_memory
+from scannery.runtime.memory import (
+    MIB,
+    ProcessMemory,
+    cgroup_ceiling,
+    limit_of_ceiling,
+    memory_text,
+    parse_memory,
+)
 from scannery.runtime.options import option
 from scannery.runtime.paths import make_absolute, overlap
 from scannery.runtime.sharing import blob_bytes
@@ -32,6 +40,7 @@ __all__ = ["ALL_INDEXES", "EncoderConfig", "MaintainConfig", "ServerConfig", "Ve
 ALL_INDEXES = ("*", "all")
 """What stands for all indexes in `ServerConfig.cold` and `ServerConfig.compact`."""
 
+_LOG = logging.getLogger(__name__)
 _ROLES = ("all", "leaf", "root")
 _CLUSTER = "Cluster"
 _vertex_option = partial(option, panel="Clients of the managed service")
@@ -206,13 +215,16 @@ class ServerConfig(ListenConfig):
         return cgroup_ceiling() if self.memory == "auto" else parse_memory(self.memory)
 
     def process_memory(self, workers: int) -> ProcessMemory | None:
-        """Return what some workers need besides indexes, and their bounds; None without a ceiling."""
+        """Return what some workers need besides indexes, and their bounds; None without a ceiling.
+
+        There is none either where the limit of the container leaves no room beside processes, which was not asked for.
+        """
         ceiling_bytes = self.ceiling_bytes
         if ceiling_bytes is None:
             return None
         from scannery.indexer.segment.cold.cold_vectors import kept_bytes  # imports numpy
 
-        return ProcessMemory(
+        processes = ProcessMemory(
             workers=workers,
             ceiling_bytes=ceiling_bytes,
             requests_bytes=self.memory_budget,
@@ -220,6 +232,14 @@ class ServerConfig(ListenConfig):
             cold_bytes=kept_bytes() if self.cold else 0,
             kept_queries_bytes=blob_bytes(self.keep_queries) if self.keep_queries else 0,
         )
+        if self.memory == "auto" and processes.room_bytes <= 0:
+            limit = memory_text(limit_of_ceiling(processes.with_room(MIB).ceiling_bytes))
+            _warn_once(
+                f"the limit of this container leaves no room for indexes beside {workers} worker(s): what is opened "
+                f"is not bounded. Fewer workers, or a limit of {limit} and more, do"
+            )
+            return None
+        return processes
 
     def request_bytes(self, workers: int) -> int:
         """As of any server; with a ceiling, a share of it unless `memory_budget` says otherwise."""
@@ -336,6 +356,11 @@ class ServerConfig(ListenConfig):
         """As `ListenConfig.check_reload`; with an encoder process, workers hold no chips."""
         if self.encoder is None:
             super().check_reload()
+
+
+@cache
+def _warn_once(problem: str) -> None:
+    _LOG.warning("memory: %s", problem)
 
 
 @dataclass(frozen=True, kw_only=True)

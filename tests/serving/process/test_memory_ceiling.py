@@ -25,6 +25,7 @@ from scannery.runtime.errors import MemoryCeilingError
 from scannery.runtime.memory import MIB, TASK_BYTES, ProcessMemory
 from scannery.serving import ConfigError, ServerConfig
 from scannery.serving.catalog.memory_budget import MemoryBudget
+from scannery.serving.config import server as server_config
 from tests.cluster.processes import wait_until
 from tests.data import LONG_SHARE, ROOT, clustered, datapoints
 from tests.served import MINILM, publish_version, serving
@@ -251,6 +252,18 @@ def test_a_merge_waits_for_room_beside_a_seal(caplog: pytest.LogCaptureFixture) 
     for end in (release, sealed):
         end()
     assert first.of_processes()["maintenance"] == 0
+
+
+def test_a_container_too_small_for_processes_has_no_ceiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.open(tmp_path / "store", create=True)
+    published(store, "small", 1500, tmp_path)
+    monkeypatch.setattr(server_config, "cgroup_ceiling", lambda: 300 * MIB)
+    assert ServerConfig(store="x", memory="300MiB").process_memory(1) is not None, "it was asked for"
+    with serving(tmp_path / "store") as server, scannery.connect(server.address) as client:
+        assert len(client.index("small").search(VECTOR, 3)) == 3
+    assert "memory: the limit of this container leaves no room for indexes" in caplog.text
 
 
 @contextmanager
