@@ -11,6 +11,7 @@ Shapes: Q queries, N rows of the segment, D dimensions, K hits.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,10 +39,17 @@ __all__ = ["CompactSegment", "is_compact", "make_compact"]
 
 MEASURED_QUERIES = 64
 MEASURED_K = 10
+LEAST_KEPT = 0.9
+"""Share of the true hits that quantized vectors must keep. Vectors that are much longer than they are far apart differ
+by less than a step: nearly none is kept of those."""
+_ALONE = "alone.npy"
+_LOG = logging.getLogger(__name__)
 
 
 def make_compact(store: Store, key: str, entry: SegmentEntry, folder: Path) -> None:
-    """Replace the vectors in the folder of an unpacked segment by quantized ones alone; nothing if it has none.
+    """Replace the vectors in the folder of an unpacked segment by quantized ones alone.
+
+    Does nothing if it has none, or if these would lose more than LEAST_KEPT allows.
 
     Args:
         store: with the file.
@@ -59,8 +67,14 @@ def make_compact(store: Store, key: str, entry: SegmentEntry, folder: Path) -> N
     info = json.loads((folder / files.INFO).read_text())
     vectors_ND = mapped(folder / files.VECTORS)
     with COMPILING:
-        write_quantized(folder / files.QUANTIZED, vectors_ND, alone=True)
-        info["kept_recall"] = _kept_recall(vectors_ND, mapped(folder / files.QUANTIZED), info["distance"])
+        write_quantized(folder / _ALONE, vectors_ND, alone=True)
+        kept = _kept_recall(vectors_ND, mapped(folder / _ALONE), info["distance"])
+    if kept < LEAST_KEPT:
+        (folder / _ALONE).unlink()
+        _LOG.warning("%s stays in full: vectors in 8 bits a number keep %.3f of its true hits", key, kept)
+        return
+    (folder / _ALONE).replace(folder / files.QUANTIZED)
+    info["kept_recall"] = kept
     info["dimensions"], info["unit"] = vectors_ND.shape[1], not (folder / files.UNSCALED).exists()
     find_pages(read_tail(store, key, entry), entry.tail.start, key, entry.rows).save(folder / PAGES)
     (folder / files.INFO).write_text(json.dumps(info))

@@ -128,3 +128,17 @@ def test_few_dimensions_stay_in_full(tmp_path: Path):
     ).segments
     assert type(segment) is Segment
     assert len(segment.find(clustered(1, 8), 3).rows_QK[0]) == 3
+
+
+def test_a_segment_that_would_lose_most_hits_stays_in_full(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    spec = spec_for("squared_l2")
+    vectors_ND = 1000 + clustered(3000, 16)  # a step is 8 there, more than they are apart
+    store = Store.open(tmp_path / "store", create=True)
+    publish(store, spec, datapoints(spec, vectors_ND, columns={"part": list(range(3000))}), tmp_path)
+    for _ in range(2):  # unpacked, and from the cache
+        cold = ColdReads(compact=True)
+        [segment] = open_index(store, "t", cache=SegmentCache(tmp_path / "cache"), cold=cold).segments
+        assert type(segment) is Segment
+        nearest_Q = segment.find(vectors_ND[:3], 1).rows_QK[:, 0]
+        np.testing.assert_array_equal(segment.vectors(nearest_Q), vectors_ND[:3])
+    assert "stays in full" in caplog.text
