@@ -17,6 +17,7 @@ from scannery.indexer.datapoints import dynamic
 from scannery.indexer.datapoints.dynamic import some_dynamic
 from scannery.indexer.kernels import fused
 from scannery.indexer.kernels.compilation import COMPILING
+from scannery.indexer.vectors.vector_files import no_vectors
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.pieces import joined
 from scannery.serving.engine import wire_kernels
@@ -150,6 +151,15 @@ class Hydrator:
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
         return WrittenHits(data_B, _bounds(data_B, starts_H, ends_Q))
 
+    @property
+    def waits(self) -> bool:
+        """Whether it may wait for the store, for vectors that it writes."""
+        return self._fields.vector and any(
+            each.reads_given
+            for segment in self._segments
+            for each in (segment, *(named.segment for named in segment.named.values()))
+        )
+
     def block(
         self, number: int, rows_QK: np.ndarray, scores_QK: np.ndarray, relevance_QK: np.ndarray | None = None
     ) -> WrittenHits:
@@ -275,17 +285,23 @@ class Hydrator:
             return layout, rows
         # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first. Or vectors
         # that must be read from the store.
-        few, vectors_ND = Records.of(segment.take(rows)), segment.vectors(rows)
-        vectors_ND.setflags(write=False)
-        return self._laid_out(few, vectors_ND), np.arange(len(rows))
+        few = Records.of(segment.take(rows))
+        return self._laid_out(few, self._vectors(segment, rows)), np.arange(len(rows))
 
     def _cut(self, segment: Segment, rows: np.ndarray) -> tuple[_Layout, np.ndarray]:
         """Return the layout of a copy of some rows, with some of their dynamic attributes only."""
-        table, vectors_ND = segment.take(rows), segment.vectors(rows)
+        table = segment.take(rows)
         cut = some_dynamic(table.column(DYNAMIC_COLUMN), self._fields.dynamic_names)
         table = table.set_column(table.schema.get_field_index(DYNAMIC_COLUMN), DYNAMIC_COLUMN, cut)
-        vectors_ND.setflags(write=False)
-        return self._laid_out(Records.of(table), vectors_ND), np.arange(len(rows))
+        return self._laid_out(Records.of(table), self._vectors(segment, rows)), np.arange(len(rows))
+
+    def _vectors(self, segment: Segment, rows: np.ndarray) -> np.ndarray:
+        """Return the vectors of some rows as they were given, read-only; (P, 0) if none are written."""
+        if not self._fields.vector:
+            return no_vectors(len(rows))  # they may be in the store
+        vectors_PD = segment.vectors(rows)
+        vectors_PD.setflags(write=False)
+        return vectors_PD
 
     def _laid_out(self, records: Records, vectors_ND: np.ndarray) -> _Layout:
         heads, fields, attributes = bytearray(), self._fields, self._spec.attributes

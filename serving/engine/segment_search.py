@@ -360,8 +360,8 @@ class SearchPlan:
                 self.chosen = only.chosen(options.offset + options.k)
         self.answers_at_once = self.reads_one_segment and options.highlight is None and not options.explain
         """Whether these are also all that the answer to a query by vector has."""
-        self.waits = any(
-            segment.is_cold or (segment.reads_given and (options.fields.vector or options.inner_product))
+        self.waits = self.hydrator.waits or any(
+            segment.is_cold or (segment.reads_given and options.inner_product)
             for space in self._spaces
             for segment in space.index.segments
         )

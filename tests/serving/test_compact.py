@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,14 @@ import numpy as np
 import pytest
 
 import scannery
+from scannery.indexer import DYNAMIC_COLUMN, Store, parse_spec
+from scannery.indexer.segment.cold.cold_vectors import ColdVectors
 from scannery.indexer.segment.compact_segment import CompactSegment
 from scannery.runtime.errors import ConfigError
 from scannery.serving import ServerConfig
-from tests.data import clustered
+from tests.data import clustered, datapoints, publish
 from tests.served import DIMENSIONS, copied, make_library_store, make_text_store, serving
+from tests.serving.named_index import named_table, publish_named
 
 pytestmark = pytest.mark.system
 
@@ -126,3 +132,49 @@ def test_options_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="compact: 'b' is not among"):
         ServerConfig(store="s", indexes=("a",), compact=("b",))
     assert ServerConfig(store="s", indexes=("a",), compact=("all",)).compact == ("all",)
+
+
+VECTORS = clustered(200, 32, seed=3)
+
+
+def test_some_dynamic_attributes_are_answered_without_the_store(tmp_path: Path) -> None:
+    spec = parse_spec({"index": "hues", "source": {"id": "id", "vector": "vector"}, "dynamic": True})
+    columns = {DYNAMIC_COLUMN: [json.dumps({"hue": row, "pale": True}) for row in range(len(VECTORS))]}
+    store = tmp_path / "store"
+    publish(Store.open(store, create=True), spec, datapoints(spec, VECTORS, columns=columns), tmp_path)
+    with serving(store, compact=("all",)) as server, scannery.connect(server.address) as client:
+        assert client.index("hues").count() == len(VECTORS)  # it is open
+        for path in store.rglob("*.parquet"):
+            path.unlink()
+        [hit] = client.index("hues").search(VECTORS[7], k=1, fields=["hue"])
+        assert (hit.id, hit.attributes) == ("d7", {"hue": 7})
+
+
+def test_the_event_loop_never_waits_for_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_event_loop = []
+
+    def watched(self: ColdVectors, rows: np.ndarray) -> np.ndarray:
+        with suppress(RuntimeError):
+            on_event_loop.append(asyncio.get_running_loop())
+        return at(self, rows)
+
+    at = ColdVectors.at
+    monkeypatch.setattr(ColdVectors, "at", watched)
+    named, ids = {"long": 32}, [f"d{row}" for row in range(len(VECTORS))]
+    spec = parse_spec(
+        {
+            "index": "pairs",
+            "source": {"id": "id", "vector": "vector"},
+            "named_vectors": {"long": {"dimensions": 32}},
+        }
+    )
+    # The unnamed ones are too short to be quantized.
+    table = named_table(spec, 8, ids, {"": list(VECTORS[:, :8]), "long": list(VECTORS)})
+    publish_named(
+        Store.open(tmp_path / "store", create=True), spec, table, tmp_path, dimensions=8, named=named
+    )
+    with serving(tmp_path / "store", compact=("all",)) as server, scannery.connect(server.address) as client:
+        for _ in range(8):  # searches that were quick are answered on the event loop
+            [hit] = client.index("pairs").search(VECTORS[7, :8], k=1, vectors=True)
+            np.testing.assert_array_equal(hit.vectors["long"], VECTORS[7])
+    assert not on_event_loop
