@@ -13,7 +13,7 @@ code); *mapped*: the pages of the index's files that it has in memory.
 
 `limits`: each process in a memory control group with a limit, which is what the process has without the index, and a
 share of the bytes of the full vectors. Its files are not in the kernel's cache at first. Needs the right to make
-groups.
+groups. *Unadvised*: as *full*, without telling the kernel that vectors are read at random (vectors/page_advice.py).
 
 Shapes: N rows, Q queries, D dimensions.
 """
@@ -40,6 +40,7 @@ from scannery.indexer import ColdReads, SegmentCache, Store, exact_search, open_
 
 PASSAGES, MILLION = 39_133, 1_000_000
 WAYS = ("full", "beside", "compact")
+FORMER = "unadvised"
 TRUTH_QUERIES = 500
 DEEP = 100
 
@@ -117,8 +118,11 @@ def search_alone(path: Path, way: str, searches: int, group: str) -> dict[str, A
     if group:
         Path(group).write_text(str(os.getpid()))
     from scannery.indexer.segment import segment_files
+    from scannery.indexer.vectors import page_advice
 
-    if way == "full":
+    if way == FORMER:
+        page_advice.SHARE = float("inf")
+    if way in ("full", FORMER):
         segment_files.QUANTIZED = "absent"  # as in the folders of releases before there were any
     import scann.scann_ops.py.scann_ops_pybind  # noqa: F401  so that it does not count as the index's
 
@@ -272,7 +276,7 @@ def limits(given: argparse.Namespace, folder: Path) -> None:
         full = 4 * about["rows"] * about["dimensions"]
         for share in given.shares:
             cells = []
-            for way in WAYS:
+            for way in (FORMER, *WAYS):
                 forget(path / "cache")
                 with memory_group(base + full * share // 100) as group:
                     result = searched(path, way, given.searches, group)
@@ -288,7 +292,7 @@ def limits(given: argparse.Namespace, folder: Path) -> None:
             rows.append([about["name"], f"{share} %", f"{(base + full * share // 100) >> 20} MiB", *cells])
     header = [
         "collection", "share", "limit",
-        *(f"{way}: {what}" for way in WAYS for what in ("p50, µs", "p99", "searches/s")),
+        *(f"{way}: {what}" for way in (FORMER, *WAYS) for what in ("p50, µs", "p99", "searches/s")),
     ]  # fmt: skip
     print(table(header, rows), flush=True)
 

@@ -37,6 +37,8 @@ from scannery.indexer.vectors.quantized_vectors import ScoredVectors, write_quan
 
 __all__ = ["CompactSegment", "is_compact", "make_compact"]
 
+_LOG = logging.getLogger(__name__)
+
 MEASURED_QUERIES = 64
 MEASURED_K = 10
 LEAST_KEPT = 0.9
@@ -114,6 +116,7 @@ class CompactSegment(Segment):
         pages = Pages.map(folder / PAGES)
         self._stored = ColdVectors(store, key, pages, self._dimensions, reads, scaled=False)
         super().__init__(entry, folder)
+        _LOG.info("%s: vectors in 8 bits a number keep %.3f of the true hits", key, self.kept_recall)
         self._search_given = ColdSearch(
             self._stored, None, "dot", self.ties.ranks_N, most_kept_bytes=reads.max_bytes // KEPT_SHARE
         )

@@ -112,8 +112,8 @@ class ServerConfig(ListenConfig):
     compact: tuple[str, ...] = option(
         (),
         "Search this index by its vectors in 8 bits a number, and leave the full ones in the store: a quarter of the "
-        "memory and disk for vectors, about a hundredth of the true hits is lost. May be given several times; `all`: "
-        "all indexes that are not cold.",
+        "memory and disk for vectors, but the log says what share of the true hits is lost. May be given several "
+        "times; `all`: all indexes that are not cold.",
         metavar="INDEX",
     )
     """Vectors in answers are those that were given, read from the store."""
