@@ -196,9 +196,9 @@ class SegmentCache:
     def _evict(self, *, keep: Path, more_bytes: int = 0, most_bytes: int | None = None) -> bool:
         """Remove the least recently used segments until there is room for some bytes more; return whether any was."""
         most_bytes = self.max_bytes if most_bytes is None else most_bytes
-        sizes = {path: _size(path) for path in self.folder.iterdir()}
+        sizes = {path: _known_size(path) for path in self.folder.iterdir()}
         total, evicted = sum(sizes.values()) + more_bytes, False
-        for path in sorted(sizes, key=_changed_at):
+        for path in sorted(sizes, key=_changed_at) if total > most_bytes else ():
             if total <= most_bytes:
                 return evicted
             if path == keep or path.name.startswith(_DRAFT):
@@ -378,6 +378,19 @@ def _intact(folder: Path) -> bool:
         return False
 
 
+_SIZES: dict[Path, int] = {}
+"""Bytes of folders that are complete: their files do not change, but for the costs of plans."""
+
+
+def _known_size(folder: Path) -> int:
+    """Return `_size`, which is computed once for a complete folder: else a thousand segments would need a million."""
+    if folder.name.startswith(_DRAFT):
+        return _size(folder)
+    if folder not in _SIZES:
+        _SIZES[folder] = _size(folder)
+    return _SIZES[folder]
+
+
 def _size(folder: Path) -> int:
     size_bytes = 0
     for path in _files(folder):
@@ -409,4 +422,5 @@ def _discard(folder: Path) -> None:
     draft = folder.with_name(f"{_DRAFT}{folder.name}-{uuid.uuid4().hex}")
     with contextlib.suppress(OSError):
         folder.rename(draft)
+    _SIZES.pop(folder, None)
     shutil.rmtree(draft, ignore_errors=True)

@@ -79,6 +79,30 @@ def folders(cache: SegmentCache) -> list[str]:
     return sorted(path.name for path in cache.folder.iterdir())
 
 
+def test_the_files_of_a_complete_folder_are_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Path] = []
+    size = cache_module._size
+
+    def counted(folder: Path) -> int:
+        measured.append(folder)
+        return size(folder)
+
+    def unpack(folder: Path) -> None:
+        (folder / "part").write_bytes(bytes(1000))
+
+    monkeypatch.setattr(cache_module, "_size", counted)
+    cache = SegmentCache(tmp_path, max_bytes=9_500)
+    for number in range(20):
+        with cache.opened(f"{number:064}", unpack):
+            pass
+    complete = [path for path in measured if not path.name.startswith("draft-")]
+    assert len(complete) == len(set(complete)) == 20
+    left = sorted(path.name for path in cache.folder.iterdir())
+    assert left == [f"{number:064}" for number in range(12, 20)]
+
+
 def test_what_is_open_is_not_removed_and_the_least_recently_used_is_first(tmp_path: Path) -> None:
     cache = SegmentCache(tmp_path / "cache", max_bytes=700)
     holds = {}
