@@ -12,6 +12,7 @@ import ctypes
 import os
 import threading
 import weakref
+from collections import deque
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,24 +31,33 @@ _RANDOM, _WILL_NEED = 1, 3
 """Values of `MADV_RANDOM` and `MADV_WILLNEED`, which are the same on all systems that have them."""
 
 _LOCK = threading.Lock()
-_MAPPED: list[weakref.ref[np.ndarray]] = []
-"""Vectors that were mapped while memory was not short."""
-_STATE = {"is_short": False}
+_MAPPED: dict[int, tuple[weakref.ref[np.ndarray], int]] = {}
+"""Vectors that were mapped while memory was not short, and their bytes, by the identity of the reference."""
+_CLOSED: deque[weakref.ref[np.ndarray]] = deque()
+"""References to those of them that were closed since. A garbage collection may add one at any moment, also in a thread
+that holds the lock."""
+_STATE = {"is_short": False, "mapped_bytes": 0}
 
 
 def mapped_vectors(path: Path) -> np.ndarray:
     """Return the array in a file as `arrays.mapped` does, and count it among the vectors of this process."""
     array = mapped(path)
     with _LOCK:
-        _MAPPED.append(weakref.ref(array))
-        alive = [each for each in (reference() for reference in _MAPPED) if each is not None]
-        if not _STATE["is_short"]:
-            _STATE["is_short"] = sum(each.nbytes for each in alive) > SHARE * _memory_bytes()
-            _MAPPED[:] = map(weakref.ref, alive)
         if _STATE["is_short"]:
+            _advise(array, _RANDOM)
+            return array
+        reference = weakref.ref(array, _CLOSED.append)
+        _MAPPED[id(reference)] = reference, array.nbytes
+        _STATE["mapped_bytes"] += array.nbytes
+        while _CLOSED:
+            _, closed_bytes = _MAPPED.pop(id(_CLOSED.popleft()))
+            _STATE["mapped_bytes"] -= closed_bytes
+        if _STATE["mapped_bytes"] > SHARE * _memory_bytes():
+            _STATE["is_short"] = True
+            alive = [each for each in (reference() for reference, _ in _MAPPED.values()) if each is not None]
+            _MAPPED.clear()
             for each in alive:
                 _advise(each, _RANDOM)
-            _MAPPED.clear()
     return array
 
 
