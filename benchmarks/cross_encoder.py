@@ -85,9 +85,14 @@ def train(folder: Path) -> Path:
     return folder / "model"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Train the model into the folder that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
     print(train(parser.parse_args().folder))
+
+
+if __name__ == "__main__":
+    main()

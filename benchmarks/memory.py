@@ -195,6 +195,12 @@ def private_mib(pid: int) -> float:
 
 CASES = {"plans": plans, "opening": opening, "processes": processes}
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Run the cases that the command line names."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     run_cases(__doc__, CASES, "scann numpy numba", own_cache=True, rows=60_000)
+
+
+if __name__ == "__main__":
+    main()

@@ -45,7 +45,6 @@ LEAST_KEPT = 0.9
 """Share of the true hits that quantized vectors must keep. Vectors that are much longer than they are far apart differ
 by less than a step: nearly none is kept of those."""
 _ALONE = "alone.npy"
-_LOG = logging.getLogger(__name__)
 
 
 def make_compact(store: Store, key: str, entry: SegmentEntry, folder: Path) -> None:
