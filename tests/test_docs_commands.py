@@ -42,6 +42,7 @@ NOT_RUN = {
     ("docs/import-export.md", "gs://bucket/export"): "needs a bucket; tests/cli/test_export.py exports to folders",
     ("docs/import-export.md", "./qdrant"): "needs other databases; tests/bridges/importers/test_import.py has them",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
+    ("docs/serving.md", "--compact podcasts"): "the page has a server there; tests/serving/test_compact.py serves them",
     ("docs/serving.md", "--cold archive"): "needs a bucket; tests/serving/test_cold.py serves cold indexes",
     ("docs/live-updates.md",
      "SCANNERY_LOG"): "needs a bucket and a database; tests/live/log has servers of PostgreSQL",
