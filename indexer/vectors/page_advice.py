@@ -67,8 +67,9 @@ def expect(array: np.ndarray) -> None:
         _advise(array, _WILL_NEED)
 
 
+@cache
 def _memory_bytes() -> int:
-    """Return the memory of this process' container, or machine."""
+    """Return the memory of this process' container, or machine, as it was at the first call."""
     machine = _PAGE * os.sysconf("SC_PHYS_PAGES")
     return min(cgroup_limit() or machine, machine)
 
