@@ -86,9 +86,10 @@ def test_search_by_words_is_refused(tmp_path: Path):
         assert index.search("how to bake", k=1, highlight=True)[0].snippet is not None
 
 
-def test_updates_are_found(store: Path, tmp_path: Path):
+@pytest.mark.parametrize("tier", ["cold", "compact"])
+def test_updates_are_found_and_keep_vectors_as_they_were_given(store: Path, tmp_path: Path, tier: str):
     with (
-        serving(copied(store, tmp_path), cold=("library",)) as server,
+        serving(copied(store, tmp_path), **{tier: ("library",)}) as server,
         scannery.connect(server.address) as client,
     ):
         index = client.index("library")

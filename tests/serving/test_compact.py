@@ -19,7 +19,7 @@ from scannery.indexer.segment.compact_segment import CompactSegment
 from scannery.runtime.errors import ConfigError
 from scannery.serving import ServerConfig
 from tests.data import clustered, datapoints, publish
-from tests.served import DIMENSIONS, copied, make_library_store, make_text_store, serving
+from tests.served import DIMENSIONS, make_library_store, make_text_store, serving
 from tests.serving.named_index import named_table, publish_named
 
 pytestmark = pytest.mark.system
@@ -104,28 +104,6 @@ def test_words_are_searched(tmp_path: Path) -> None:
         index = client.index("texts")
         for mode in ("dense", "lexical", "hybrid"):
             assert index.search("how to bake bread dough", k=1, mode=mode)[0].id == "bread"
-
-
-def test_updates_keep_vectors_as_they_were_given(store: Path, tmp_path: Path) -> None:
-    with (
-        serving(copied(store, tmp_path), compact=("library",)) as server,
-        scannery.connect(server.address) as client,
-    ):
-        index = client.index("library")
-        best = index.search(QUERY, k=2)
-        done = index.upsert([{"id": "new", "vector": QUERY, "attributes": {"show": "gotime"}}])
-        found = index.search(QUERY, k=2, min_sequence=done.sequence)
-        assert [hit.id for hit in found] == ["new", best[0].id]
-        removed = index.delete(["new", best[0].id])
-        assert index.search(QUERY, k=1, min_sequence=removed.sequence)[0].id == best[1].id
-        [before] = index.get(["d5"], vectors=True)
-        index.update([{"id": "d5", "attributes": {"year": 1999}}])
-        [now] = index.get(["d5"], vectors=True)
-        assert before is not None
-        assert now is not None
-        assert now.attributes["year"] == 1999
-        assert before.vector is not None
-        np.testing.assert_array_equal(now.vector, before.vector)
 
 
 def test_options_that_do_not_fit() -> None:
