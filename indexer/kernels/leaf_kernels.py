@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from scannery.indexer.kernels.fused import compiled
-from scannery.indexer.kernels.quantized_kernels import highest_score, quantize_query
-from scannery.indexer.kernels.row_kernels import AHEAD, insert, prefetch, row_buffer, row_score
+from scannery.indexer.kernels.quantized_kernels import is_beaten, quantize_query
+from scannery.indexer.kernels.row_kernels import AHEAD, fetch_row, insert, row_buffer, row_score
 
 __all__ = [
     "TAIL_LOW",
@@ -322,6 +322,7 @@ def scan_leaves(
     sort_leaves(predicted_L, order_L, 0, ordered)
     by_number = numbers_R.shape[0] > 0
     steps_D, facts_4 = quantize_query(query_D, quantized_NB.shape[0] > 0)
+    buffer_1D = row_buffer(vectors_ND, query_D)
     room = 0
     for leaf in range(0 if by_number else leaves):
         room = max(room, sizes_L[leaf] + 1)
@@ -343,7 +344,7 @@ def scan_leaves(
                 rows_R = some_R[:count]
             scanned += rows_R.shape[0]
             hits, tied = _score_into(
-                vectors_ND, quantized_NB, query_D, steps_D, facts_4, squared, rows_R, ranks_N,
+                vectors_ND, quantized_NB, query_D, steps_D, facts_4, buffer_1D, squared, rows_R, ranks_N,
                 rows_K, scores_K, hits, tied,
             )  # fmt: skip
         if hits < k:
@@ -382,6 +383,7 @@ def _score_into(
     query_D: np.ndarray,
     steps_D: np.ndarray,
     facts_4: np.ndarray,
+    buffer_1D: np.ndarray,
     squared: bool,
     rows_R: np.ndarray,
     ranks_N: np.ndarray,
@@ -396,16 +398,12 @@ def _score_into(
     them.
     """
     k, last = rows_K.shape[0], rows_R.shape[0] - 1
-    bounded, is_full = quantized_NB.shape[0] > 0, vectors_ND.shape[0] > 0
-    buffer_1D = row_buffer(vectors_ND, query_D)
+    bounded = steps_D.shape[0] > 0
     for position in range(rows_R.shape[0]):
         row = rows_R[position]
-        if is_full and (not bounded or count < k):
-            prefetch(vectors_ND, rows_R[min(position + AHEAD, last)])
-        else:
-            prefetch(quantized_NB, rows_R[min(position + AHEAD, last)])
-        is_beatable = bounded and count == k
-        if is_beatable and highest_score(quantized_NB, row, steps_D, facts_4, squared) < scores_K[k - 1]:
+        ahead = rows_R[min(position + AHEAD, last)]
+        fetch_row(vectors_ND, quantized_NB, ahead, not bounded or count < k)
+        if is_beaten(quantized_NB, row, steps_D, facts_4, squared, count, scores_K):
             continue
         value = row_score(vectors_ND, quantized_NB, row, query_D, squared, buffer_1D)
         if count < k:

@@ -29,6 +29,7 @@ __all__ = [
     "decode_row",
     "decode_rows",
     "highest_score",
+    "is_beaten",
     "quantize_query",
     "quantize_rows",
     "row_factor",
@@ -126,11 +127,8 @@ def _row_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> 
 
 
 @compiled
-def quantize_rows(vectors_RD: np.ndarray, steps_RD: np.ndarray, factors_R3: np.ndarray, alone: bool) -> None:
-    """Write each vector (float32) as steps (int8), and its scale, error and length (float32).
-
-    `alone`: scores are those of the vectors that the steps stand for, from which nothing is lost.
-    """
+def quantize_rows(vectors_RD: np.ndarray, steps_RD: np.ndarray, factors_R3: np.ndarray) -> None:
+    """Write each vector (float32) as steps (int8), and its scale, error and length (float32)."""
     dimensions = vectors_RD.shape[1]
     share = ROOM * (dimensions + 4) * UNIT_ROUNDOFF
     for row in range(vectors_RD.shape[0]):
@@ -146,7 +144,7 @@ def quantize_rows(vectors_RD: np.ndarray, steps_RD: np.ndarray, factors_R3: np.n
             steps_RD[row, component] = np.int8(step)
             lost += (value - step * scale) ** 2
             square += (step * scale) ** 2
-        residual, length = 0.0 if alone else np.sqrt(lost), np.sqrt(square)
+        residual, length = np.sqrt(lost), np.sqrt(square)
         error = residual + share * (length + residual) + LEAST_ERROR
         factors_R3[row, _SCALE] = np.float32(scale)
         # As float32 it may be less by rounding.
@@ -225,3 +223,20 @@ def highest_score(
     if not apart > 0:
         return 0.0
     return float(LEAST_ERROR - apart * apart * (1 - ROOM * (dimensions + 4) * UNIT_ROUNDOFF))
+
+
+@partial(compiled, fastmath=False)
+def is_beaten(
+    quantized_NB: np.ndarray,
+    row: int,
+    steps_D: np.ndarray,
+    facts_4: np.ndarray,
+    squared: bool,
+    count: int,
+    scores_K: np.ndarray,
+) -> bool:
+    """Return whether a row cannot be among the best k, of which there are `count` so far; False without steps."""
+    k = scores_K.shape[0]
+    if steps_D.shape[0] == 0 or count < k or k == 0:
+        return False
+    return bool(highest_score(quantized_NB, row, steps_D, facts_4, squared) < scores_K[k - 1])

@@ -30,13 +30,14 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from scannery.indexer.kernels.fused import compiled
-from scannery.indexer.kernels.quantized_kernels import decode_row, highest_score, quantize_query
+from scannery.indexer.kernels.quantized_kernels import decode_row, is_beaten, quantize_query
 
 __all__ = [
     "AHEAD",
     "CHAINS",
     "NARROW",
     "WIDE",
+    "fetch_row",
     "hash_rows",
     "insert",
     "is_allowed",
@@ -223,6 +224,15 @@ def row_score(
 
 
 @partial(compiled, fastmath=False)
+def fetch_row(vectors_ND: np.ndarray, quantized_NB: np.ndarray, row: int, in_full: bool) -> None:
+    """Prefetch a row: the full vector if it will be scored `in_full` and there is one, else the quantized one."""
+    if in_full and vectors_ND.shape[0] > 0:
+        prefetch(vectors_ND, row)
+    else:
+        prefetch(quantized_NB, row)
+
+
+@partial(compiled, fastmath=False)
 def score_rows(
     vectors_ND: np.ndarray,
     quantized_NB: np.ndarray,
@@ -381,14 +391,10 @@ def nearest_rows(
         row = rows_R[position] if by_number else position
         if by_number:
             ahead = rows_R[min(position + AHEAD, total - 1)]
-            if vectors_ND.shape[0] > 0 and (not bounded or count < k):
-                prefetch(vectors_ND, ahead)
-            else:
-                prefetch(quantized_NB, ahead)
+            fetch_row(vectors_ND, quantized_NB, ahead, not bounded or count < k)
         if by_mask and not mask_N[row]:
             continue
-        is_full = bounded and count == k and k > 0
-        if is_full and highest_score(quantized_NB, row, steps_D, facts_4, squared) < scores_K[k - 1]:
+        if is_beaten(quantized_NB, row, steps_D, facts_4, squared, count, scores_K):
             continue
         value = row_score(vectors_ND, quantized_NB, row, query_D, squared, buffer_1D)
         # Tested here, since it rejects most rows, and the call takes longer than the rest of the loop.
@@ -476,8 +482,7 @@ def rescore_one(
         scored += 1
         if scored <= k:
             depth = position + 1
-        is_full = bounded and count == k and k > 0
-        if is_full and highest_score(quantized_NB, row, steps_D, facts_4, squared) < scores_K[k - 1]:
+        if is_beaten(quantized_NB, row, steps_D, facts_4, squared, count, scores_K):
             continue
         value = row_score(vectors_ND, quantized_NB, row, query_D, squared, buffer_1D)
         if count == k and (k == 0 or value < scores_K[k - 1]):

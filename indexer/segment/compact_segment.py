@@ -23,17 +23,16 @@ from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.planner import SegmentHits
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.cold.cold_files import PAGES
-from scannery.indexer.segment.cold.cold_segment import KEPT_SHARE, ColdSearch
+from scannery.indexer.segment.cold.cold_segment import SegmentInStore
 from scannery.indexer.segment.cold.cold_vectors import ColdReads, ColdVectors
 from scannery.indexer.segment.pages import Pages, find_pages, read_tail
-from scannery.indexer.segment.segment import Segment
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import SearchSettings, near
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.exact_search import exact_search, search_ready
 from scannery.indexer.vectors.page_advice import mapped_vectors
-from scannery.indexer.vectors.quantized_vectors import ScoredVectors, write_quantized
+from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 
 __all__ = ["CompactSegment", "is_compact", "make_compact"]
 
@@ -44,11 +43,10 @@ MEASURED_K = 10
 LEAST_KEPT = 0.9
 """Share of the true hits that quantized vectors must keep. Vectors that are much longer than they are far apart differ
 by less than a step: nearly none is kept of those."""
-_ALONE = "alone.npy"
 
 
 def make_compact(store: Store, key: str, entry: SegmentEntry, folder: Path) -> None:
-    """Replace the vectors in the folder of an unpacked segment by quantized ones alone.
+    """Leave the quantized vectors alone in the folder of an unpacked segment.
 
     Does nothing if it has none, or if these would lose more than LEAST_KEPT allows.
 
@@ -68,13 +66,10 @@ def make_compact(store: Store, key: str, entry: SegmentEntry, folder: Path) -> N
     info = json.loads((folder / files.INFO).read_text())
     vectors_ND = mapped(folder / files.VECTORS)
     with COMPILING:
-        write_quantized(folder / _ALONE, vectors_ND, alone=True)
-        kept = _kept_recall(vectors_ND, mapped(folder / _ALONE), info["distance"])
+        kept = _kept_recall(vectors_ND, mapped(folder / files.QUANTIZED), info["distance"])
     if kept < LEAST_KEPT:
-        (folder / _ALONE).unlink()
         _LOG.warning("%s stays in full: vectors in 8 bits a number keep %.3f of its true hits", key, kept)
         return
-    (folder / _ALONE).replace(folder / files.QUANTIZED)
     info["kept_recall"] = kept
     info["dimensions"], info["unit"] = vectors_ND.shape[1], not (folder / files.UNSCALED).exists()
     find_pages(read_tail(store, key, entry), entry.tail.start, key, entry.rows).save(folder / PAGES)
@@ -102,7 +97,7 @@ def _kept_recall(vectors_ND: np.ndarray, quantized_NB: np.ndarray, distance: Dis
     )
 
 
-class CompactSegment(Segment):
+class CompactSegment(SegmentInStore):
     """Datapoints of one shard, with vectors in 8 bits a number."""
 
     def __init__(self, entry: SegmentEntry, folder: Path, store: Store, key: str, reads: ColdReads) -> None:
@@ -112,13 +107,10 @@ class CompactSegment(Segment):
         """Share of the true hits by full vectors that an exact search finds, 0 to 1, measured with a sample."""
         self._dimensions: int = info["dimensions"]
         self._is_scaled = not info["unit"]
-        pages = Pages.map(folder / PAGES)
-        self._stored = ColdVectors(store, key, pages, self._dimensions, reads, scaled=False)
         super().__init__(entry, folder)
+        pages = Pages.map(folder / PAGES)
+        self._open_given(ColdVectors(store, key, pages, self._dimensions, reads, scaled=False), reads)
         _LOG.info("%s: vectors in 8 bits a number keep %.3f of the true hits", key, self.kept_recall)
-        self._search_given = ColdSearch(
-            self._stored, None, "dot", self.ties.ranks_N, most_kept_bytes=reads.max_bytes // KEPT_SHARE
-        )
 
     def _map_vectors(self, folder: Path) -> None:
         no_rows_0D = np.zeros((0, self._dimensions), np.float32)
@@ -127,23 +119,9 @@ class CompactSegment(Segment):
         self._quantized_NB = mapped_vectors(folder / files.QUANTIZED)
 
     @property
-    def reads_given(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def is_scaled(self) -> bool:
         """As `Segment.is_scaled`."""
         return self._is_scaled
-
-    def vectors(self, rows: np.ndarray | list[int]) -> np.ndarray:  # type: ignore[override]  # any sequence
-        """Return the vectors of some rows as they were given, float32 `(len(rows), D)`, from the store.
-
-        Raises:
-            NotFoundError, StoreError, CorruptError: they cannot be read.
-
-        """
-        return self._stored.at(np.asarray(rows, np.int64))
 
     def settings_for(self, target_recall: float) -> SearchSettings | None:
         """Return `Segment.settings_for` of a target that is higher by what the quantized vectors lose."""
@@ -159,11 +137,3 @@ class CompactSegment(Segment):
     ) -> SegmentHits:
         hits = super()._find(queries_QD, k, settings, allowed, min(1.0, target_recall / self.kept_recall))
         return replace(hits, recall_Q=self.kept_recall * hits.recall_Q)
-
-    def search_given(
-        self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As `Segment.search_given`; it reads all pages with allowed rows; errors as of `vectors`."""
-        rows = None if allowed is None else AllowedRows(allowed, None, self.rows)
-        hits = self._search_given.exact(queries_QD, k, rows)
-        return hits.rows_QK, hits.scores_QK

@@ -289,7 +289,7 @@ class Segment:
     @property
     def reads_given(self) -> bool:
         """Whether the vectors as they were given are read from the store when they are needed: `given_ND` is empty."""
-        return self.is_cold
+        return False
 
     def row_of(self, identifier: str) -> int | None:
         """Return the row of an id, also if it is deleted; None if the segment does not have the id."""

@@ -57,12 +57,11 @@ class ScoredVectors(NamedTuple):
         return vectors_RD
 
 
-def quantized(vectors_ND: np.ndarray, *, alone: bool = False) -> np.ndarray:
+def quantized(vectors_ND: np.ndarray) -> np.ndarray:
     """Return vectors in 8 bits a number with their factors, int8 (N, B), as kernels/quantized_kernels.py reads them.
 
     Args:
         vectors_ND: float32, C-contiguous, finite.
-        alone: whether they are used without the full vectors.
 
     """
     from scannery.indexer.kernels import quantized_kernels  # compiles on import: only where it is needed
@@ -70,11 +69,11 @@ def quantized(vectors_ND: np.ndarray, *, alone: bool = False) -> np.ndarray:
     rows, dimensions = vectors_ND.shape
     steps_ND = np.empty((rows, dimensions), np.int8)
     factors_N3 = np.empty((rows, quantized_kernels.FACTORS), np.float32)
-    quantized_kernels.quantize_rows(vectors_ND, steps_ND, factors_N3, alone)
+    quantized_kernels.quantize_rows(vectors_ND, steps_ND, factors_N3)
     return np.hstack([steps_ND, factors_N3.view(np.int8)])
 
 
-def write_quantized(path: Path, vectors_ND: np.ndarray, *, alone: bool = False) -> None:
+def write_quantized(path: Path, vectors_ND: np.ndarray) -> None:
     """Write `quantized` vectors as a `.npy` file, block by block."""
     from scannery.indexer.kernels.quantized_kernels import FACTOR_BYTES
 
@@ -83,4 +82,4 @@ def write_quantized(path: Path, vectors_ND: np.ndarray, *, alone: bool = False) 
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, rows, BLOCK_ROWS):
-            file.write(quantized(vectors_ND[start : start + BLOCK_ROWS], alone=alone).data)
+            file.write(quantized(vectors_ND[start : start + BLOCK_ROWS]).data)

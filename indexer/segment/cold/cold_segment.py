@@ -263,7 +263,41 @@ def _segment_hits(best: _Best, plan: str, leaves_Q: np.ndarray, recall_Q: np.nda
     )
 
 
-class ColdSegment(Segment):
+class SegmentInStore(Segment):
+    """Datapoints of one shard, whose vectors as they were given are read from the store when they are needed."""
+
+    def _open_given(self, unscaled: ColdVectors, reads: ColdReads) -> None:
+        """Keep the vectors, of a segment whose `ties` are known."""
+        self._unscaled = unscaled
+        self._search_given = ColdSearch(
+            unscaled, None, "dot", self.ties.ranks_N, most_kept_bytes=reads.max_bytes // KEPT_SHARE
+        )
+
+    @property
+    def reads_given(self) -> bool:
+        """True."""
+        return True
+
+    def vectors(self, rows: np.ndarray | list[int]) -> np.ndarray:  # type: ignore[override]  # any sequence
+        """Return the vectors of some rows as they were given, float32 `(len(rows), D)`.
+
+        Raises:
+            NotFoundError, StoreError, CorruptError: they cannot be read from the store.
+
+        """
+        rows_R = np.asarray(rows, np.int64)
+        return self._unscaled.at(rows_R) if self.has_vectors else np.zeros((len(rows_R), 0), np.float32)
+
+    def search_given(
+        self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `Segment.search_given`; it reads all pages with allowed rows; errors as of `vectors`."""
+        rows = None if allowed is None else AllowedRows(allowed, None, self.rows)
+        hits = self._search_given.exact(queries_QD, k, rows)
+        return hits.rows_QK, hits.scores_QK
+
+
+class ColdSegment(SegmentInStore):
     """Datapoints of one shard, whose vectors are read from the store when a search needs them."""
 
     def __init__(self, entry: SegmentEntry, folder: Path, store: Store, key: str, reads: ColdReads) -> None:
@@ -304,15 +338,17 @@ class ColdSegment(Segment):
             self._warm_up()
 
     def _open_vectors(self, pages: Pages, store: Store, key: str, reads: ColdReads, *, unit: bool) -> None:
-        self._unscaled = ColdVectors(store, key, pages, self._dimensions, reads, scaled=False)
+        self._open_given(ColdVectors(store, key, pages, self._dimensions, reads, scaled=False), reads)
         self._scaled = (
             self._unscaled if unit else ColdVectors(store, key, pages, self._dimensions, reads, scaled=True)
         )
-        ranks_N, most_bytes = self.ties.ranks_N, reads.max_bytes // KEPT_SHARE
         self._search = ColdSearch(
-            self._scaled, self.leaves, self.distance, ranks_N, most_kept_bytes=most_bytes
+            self._scaled,
+            self.leaves,
+            self.distance,
+            self.ties.ranks_N,
+            most_kept_bytes=reads.max_bytes // KEPT_SHARE,
         )
-        self._search_given = ColdSearch(self._unscaled, None, "dot", ranks_N, most_kept_bytes=most_bytes)
 
     @property
     def is_cold(self) -> bool:
@@ -328,11 +364,6 @@ class ColdSegment(Segment):
     def is_scaled(self) -> bool:
         """Whether vectors are scaled to length 1 for the search: some were given with another length."""
         return self.has_vectors and self._scaled is not self._unscaled
-
-    def vectors(self, rows: np.ndarray | list[int]) -> np.ndarray:  # type: ignore[override]  # any sequence
-        """Return the vectors of some rows as they were given, float32 `(len(rows), D)`; errors as of `find`."""
-        rows_R = np.asarray(rows, np.int64)
-        return self._unscaled.at(rows_R) if self.has_vectors else np.zeros((len(rows_R), 0), np.float32)
 
     def searched(self, rows_R: np.ndarray) -> np.ndarray:
         """Return the vectors of some rows as they are searched, float32 (R, D); errors as of `find`."""
@@ -389,14 +420,6 @@ class ColdSegment(Segment):
         self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         hits = self._search.exact(queries_QD, k, None if allowed is None else self.allow(allowed))
-        return hits.rows_QK, hits.scores_QK
-
-    def search_given(
-        self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As `Segment.search_given`; it reads all pages with allowed rows."""
-        rows = None if allowed is None else AllowedRows(allowed, None, self.rows)
-        hits = self._search_given.exact(queries_QD, k, rows)
         return hits.rows_QK, hits.scores_QK
 
     def _warm_up(self) -> None:

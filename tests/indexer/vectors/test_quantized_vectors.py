@@ -165,7 +165,7 @@ def test_without_full_vectors_they_are_those_that_the_quantized_ones_stand_for(
 ) -> None:  # fmt: skip
     vectors_ND, queries_QD = drawn(seed, rows, dimensions, distance, spread, scale)
     queries_QD = np.tile(queries_QD, (5, 1))[:queries]
-    alone = ScoredVectors(vectors_ND[:0], read_only(quantized(vectors_ND, alone=True)))
+    alone = ScoredVectors(vectors_ND[:0], read_only(quantized(vectors_ND)))
     decoded_ND = read_only(alone.take(np.arange(rows)))
     largest_N1 = np.abs(vectors_ND).max(axis=1, keepdims=True)
     assert (np.abs(decoded_ND - vectors_ND) <= 0.5001 * largest_N1 / 127).all()
