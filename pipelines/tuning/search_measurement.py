@@ -92,7 +92,9 @@ def with_measured_search(
         # Fusion and relevance, both or none: the curve of hybrid search is one of the weight that was measured with it.
         # What was measured of far more or fewer rows is better than nothing, with which scores change and
         # `min_relevance` is refused.
-        new = _measured(manifest, store, encoders, holding, missing)
+        former = {} if measured.relevance is None else measured.relevance.models
+        kept = {key: each for key, each in former.items() if key not in missing}
+        new = _measured(manifest, store, encoders, holding, kept, missing)
         if new is not None and (new.has_questions or not measured.has_questions):
             measured = new
     return manifest.model_copy(update=measured._asdict())
@@ -178,9 +180,12 @@ def _measured(
     store: Store,
     encoders: EncoderSources,
     holding: _Measured,
+    kept: Mapping[str, ModelCurve],
     missing: Mapping[str, str],
 ) -> _Measured | None:
     """Return what holds with what is missing; None: nothing could be measured.
+
+    Models are `kept` also if the modes are measured again: one that is not here has its former curve.
 
     That nothing can be fitted is a result, too: else each update would try it again.
     """
@@ -195,10 +200,9 @@ def _measured(
         questions = _Questions(index, encoders)
         fusion, relevance = holding
         if relevance is None or _lacks_modes(holding, manifest.spec):
-            models = {} if relevance is None else relevance.models
-            fusion, relevance = _of_modes(questions, manifest, models)
-        models = {key: _model_curve(questions, key, missing[key], fusion) for key in missing}
-        return _Measured(fusion, relevance.model_copy(update={"models": relevance.models | models}))
+            fusion, relevance = _of_modes(questions, manifest)
+        new = {key: _model_curve(questions, key, missing[key], fusion) for key in missing}
+        return _Measured(fusion, relevance.model_copy(update={"models": {**kept, **new}}))
     except (OSError, EmbedError) as error:
         # There is no space for the cache, or a compaction runs where the model is not: no fault of the version.
         _LOG.warning("the defaults of searches by text were not measured: %s", error)
@@ -234,10 +238,8 @@ class _Questions:
         return self._searches[name]
 
 
-def _of_modes(
-    questions: _Questions, manifest: Manifest, models: Mapping[str, ModelCurve]
-) -> tuple[FusionWeight | None, Relevance]:
-    """Return what is measured of each mode; `models`: those that were measured before."""
+def _of_modes(questions: _Questions, manifest: Manifest) -> tuple[FusionWeight | None, Relevance]:
+    """Return what is measured of each mode."""
     modes = _modes_of(manifest.spec)
     fusion: FusionWeight | None = None
     curves: dict[Mode, RelevanceCurve] = {}
@@ -252,7 +254,6 @@ def _of_modes(
         modes=modes,
         questions=questions.count,
         foreign_questions=len(questions.foreign),
-        models=dict(models),
         **common,
     )
     return fusion and fusion.model_copy(update=common), relevance
