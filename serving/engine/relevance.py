@@ -62,14 +62,15 @@ class HitRelevance:
 def with_rerank_relevance(ranking: Ranking, curve: RelevanceCurve, least: float | None) -> Ranking:
     """Return reranked hits with the relevance of their scores by the cross-encoder, without those below the least one.
 
-    Hits that it did not score keep the relevance of the search, if they have any.
+    Hits that it did not score keep the relevance of the search, if they have any; else only a least one of 0 keeps
+    them.
     """
     assert ranking.rerank is not None
     unscored_H = np.isnan(ranking.rerank)
     first_H = np.float32(np.nan) if ranking.relevance is None else ranking.relevance
     relevance_H = np.where(unscored_H, first_H, curve.probabilities(ranking.rerank))
     ranking = replace(ranking, relevance=relevance_H)
-    return ranking if least is None else ranking.at(relevance_H >= least)
+    return ranking.at(relevance_H >= least) if least else ranking
 
 
 def _other_question(query: Query, path: str) -> str:

@@ -257,6 +257,31 @@ def test_small_updates_keep_what_was_measured_and_a_model_that_is_gone_fails_no_
     assert after.models == before.models | {RERANK: ModelCurve(model=reranker_digest(broken))}
 
 
+def test_a_model_that_is_gone_keeps_its_curve_when_all_else_is_measured_again(
+    built: Path, reranker: Path, tmp_path: Path
+) -> None:
+    store = copied(built, tmp_path)
+    before, path = relevance_of(current(store)), tmp_path / "more.jsonl"
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in talks(80, 200)))
+    spec = with_models(reranker) | {"reranker": {"model": str(tmp_path / "gone")}}
+    run(Store.open(store), str(path), spec=spec)
+    after = relevance_of(current(store))
+    assert (before.rows, after.rows) == (80, 200)
+    assert after.models[RERANK] == before.models[RERANK]
+    assert after.models.keys() == KEYS
+
+
+def test_hits_without_relevance_are_dropped_by_a_least_one_above_0(built: Path) -> None:
+    with scannery.connect(built) as client:
+        index = client.index("talks")
+        hits = index.search(TEXT, 10, rerank=3, fusion="reciprocal_rank")
+        assert [hit.relevance is None for hit in hits] == [False] * 3 + [True] * 7
+        zero = index.search(TEXT, 10, rerank=3, fusion="reciprocal_rank", min_relevance=0)
+        assert [(hit.id, hit.relevance) for hit in zero] == [(hit.id, hit.relevance) for hit in hits]
+        some = index.search(TEXT, 10, rerank=3, fusion="reciprocal_rank", min_relevance=1e-9)
+        assert [hit.id for hit in some] == [hit.id for hit in hits[:3]]
+
+
 def test_without_such_models_nothing_is_measured(store: Store, write: Any) -> None:
     run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
     assert relevance_of(manifest_of(store, "talks")).models == {}
