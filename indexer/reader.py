@@ -126,14 +126,26 @@ class VectorSpace:
 
     def vector_of(self, number: int, row: int) -> np.ndarray | None:
         """Return the vector of a datapoint as it is searched, float32 (D,); None if it has none."""
+        vectors_KD, known_R = self.vectors_of(number, np.array([row]))
+        return vectors_KD[0] if known_R[0] else None
+
+    def vectors_of(self, number: int, rows_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the vectors of those datapoints that have one, as they are searched, and which these are.
+
+        Args:
+            number: of their segment.
+            rows_R: their rows, int64.
+
+        Returns:
+            float32 (K, D), in the order of the rows, and bool (R,).
+
+        """
         part = self._by_number.get(number)
         if part is None:
-            return None
-        position = int(part.numbers(np.array([row]))[0])
-        if position == NO_ROW:
-            return None
-        vector_D: np.ndarray = part.segment.searched(np.array([position]))[0]
-        return vector_D
+            return np.empty((0, self.index.manifest.dimensions), np.float32), np.zeros(len(rows_R), bool)
+        numbers_R = part.numbers(rows_R)
+        known_R = numbers_R != NO_ROW
+        return part.segment.searched(numbers_R[known_R]), known_R
 
     def scores(self, number: int, rows_R: np.ndarray, query_D: np.ndarray) -> np.ndarray:
         """Return the exact scores of datapoints, float32 (R,); NaN where one has no vector.

@@ -9,8 +9,10 @@ __all__ = [
     "MAX_ALIASES",
     "MAX_ATTRIBUTE_BYTES",
     "MAX_BATCH_HITS",
+    "MAX_CROWDINGS",
     "MAX_DELETES",
     "MAX_DIMENSIONS",
+    "MAX_DIVERSE",
     "MAX_EMBED_TEXTS",
     "MAX_FACETS",
     "MAX_FACETS_BYTES",
@@ -68,6 +70,10 @@ MAX_VECTOR_CHOICES = 17
 MAX_QUERIES = 1_000
 MAX_BATCH_HITS = 100_000
 """Queries × (k + offset) of one SearchMany."""
+MAX_DIVERSE = 1_000
+"""Hits of a search with `diversity`, with those before its page."""
+MAX_CROWDINGS = 8
+"""Columns that the hits of a search are limited by."""
 MAX_HIGHLIGHTED = 1_000
 """k + offset of a search that highlights its hits."""
 MAX_HIGHLIGHTED_BATCH = 10_000

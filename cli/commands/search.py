@@ -92,9 +92,19 @@ def search(
         ),
     ] = None,
     vectors: VectorsOption = None,
-    max_per_group: Annotated[int | None, typer.Option(help="Most hits per group.")] = None,
+    max_per_group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HITS",
+            help="Most hits per group; NAME=HITS: per value of an attribute, may be given several times.",
+        ),
+    ] = None,
     group_by: Annotated[
         str | None, typer.Option(help="Attribute to group by. Default: the document.")
+    ] = None,
+    diversity: Annotated[
+        float | None,
+        typer.Option(help="Weight of novelty in the choice of hits, 0 to 1: 0.3 is a good start."),
     ] = None,
     offset: Annotated[int, typer.Option(help="Number of best hits to skip.")] = 0,
     min_score: Annotated[float | None, typer.Option(help="Least score of a hit.")] = None,
@@ -136,8 +146,9 @@ def search(
         "mode": mode,
         "alpha": alpha,
         "fusion": fusion,
-        "max_per_group": max_per_group,
+        "max_per_group": _group_limits(max_per_group),
         "group_by": group_by,
+        "diversity": diversity,
         "offset": offset,
         "min_score": min_score,
         "min_relevance": min_relevance,
@@ -185,6 +196,21 @@ def search(
         print_hits(hits, min_relevance)
         if hits.explanation:
             print_explanation(hits.explanation)
+
+
+def _group_limits(values: list[str] | None) -> int | dict[str, int] | None:
+    """Return a single `HITS` as a number, others by the name of their attribute."""
+    if not values:
+        return None
+    try:
+        if len(values) == 1 and "=" not in values[0]:
+            return int(values[0])
+        parts = [value.rpartition("=") for value in values]
+        return {name or "document_id": int(hits) for name, _, hits in parts}
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"--max-per-group must be HITS or NAME=HITS, got {' '.join(values)}"
+        ) from error
 
 
 def _query(texts: list[str], like: list[str], vector: object, weights: object, sparse: object) -> QueryLike:

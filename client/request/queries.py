@@ -141,10 +141,14 @@ class SearchOptions(TypedDict, total=False):
     without a mode, it stands for `hybrid`."""
     fusion: Fusion | None
     """Hybrid: `weighted_score` (default) or `reciprocal_rank`; likewise. Also of several vectors without words."""
-    max_per_group: int | None
-    """The largest number of hits per group."""
+    max_per_group: int | Mapping[str, int] | None
+    """The largest number of hits per group; or by attribute (or `document_id`), of which a hit passes all:
+    `{"document_id": 1, "show": 3}`. `hit.group` is its group by the first of them."""
     group_by: str | None
-    """The attribute that makes a group; default: the document."""
+    """The attribute that makes a group, with a single `max_per_group`; default: the document."""
+    diversity: float | None
+    """Weight of novelty in the choice of hits, 0 to 1 (maximal marginal relevance): hits that are like one before them
+    come later, or not at all. 0.3 is a good start; needs vectors."""
     offset: int
     """Number of the best hits to skip."""
     min_score: float | None
@@ -281,6 +285,8 @@ _OPTIONS_OF_PEERS = {
     ),
     **dict.fromkeys(("using", "vector_name", "anns_field", "target_vector", "vector_names"), "vectors"),
     **dict.fromkeys(("score_threshold", "threshold"), "min_score"),
+    **dict.fromkeys(("mmr", "lambda_mult", "mmr_threshold"), "diversity"),
+    **dict.fromkeys(("quota", "group_size"), "max_per_group"),
 }
 """Options of searches in other systems, and what they are called here."""
 
@@ -299,8 +305,9 @@ def build_options(
     mode: Mode | None = None,
     alpha: float | None = None,
     fusion: Fusion | None = None,
-    max_per_group: int | None = None,
+    max_per_group: int | Mapping[str, int] | None = None,
     group_by: str | None = None,
+    diversity: float | None = None,
     offset: int = 0,
     min_score: float | None = None,
     min_relevance: float | None = None,
@@ -332,12 +339,11 @@ def build_options(
         raise TypeError(f"a search has no option {name!r}{_meant(name)}")
     if mode is not None and mode not in get_args(Mode):
         raise _invalid("mode", f"must be one of {', '.join(get_args(Mode))}, got {mode!r}")
-    if group_by is not None and max_per_group is None:
-        raise _invalid("group_by", "needs max_per_group")
     options = pb.SearchOptions(
         k=_integer(k, "k"),
         mode=pb.MODE_UNSPECIFIED if mode is None else _MODES[mode],
         offset=_integer(offset, "offset"),
+        diversity=_optional_number(diversity, "diversity"),
         min_score=_optional_number(min_score, "min_score"),
         min_relevance=_optional_number(min_relevance, "min_relevance"),
         exact=bool(exact),
@@ -353,9 +359,7 @@ def build_options(
     _add_vectors(options, vectors)
     if where is not None:
         options.where.CopyFrom(build_filter(where))
-    if max_per_group is not None:
-        options.crowding.max_per_group = _integer(max_per_group, "max_per_group")
-        options.crowding.group_by = group_by or ""
+    _add_group_limits(options, max_per_group, group_by)
     if leaves is not None:
         options.knobs.leaves = _integer(leaves, "leaves")
     if rescore is not None:
@@ -369,6 +373,33 @@ def build_options(
     _add_highlight(options, highlight)
     options.return_fields.extend(build_fields(fields))
     return options
+
+
+def _add_group_limits(
+    options: pb.SearchOptions, max_per_group: int | Mapping[str, int] | None, group_by: str | None
+) -> None:
+    if isinstance(max_per_group, Mapping):
+        if group_by is not None:
+            raise _invalid("group_by", "is for a single max_per_group, which names no attributes")
+        crowdings = [
+            pb.Crowding(
+                max_per_group=_integer(limit, f"max_per_group[{name!r:.80}]"),
+                group_by=checked_text(name, "max_per_group"),
+            )
+            for name, limit in max_per_group.items()
+        ]
+    elif max_per_group is not None:
+        crowdings = [
+            pb.Crowding(max_per_group=_integer(max_per_group, "max_per_group"), group_by=group_by or "")
+        ]
+    elif group_by is not None:
+        raise _invalid("group_by", "needs max_per_group")
+    else:
+        return
+    if not crowdings:
+        raise _invalid("max_per_group", "must name an attribute")
+    options.crowding.CopyFrom(crowdings[0])
+    options.further_crowding.extend(crowdings[1:])
 
 
 def _add_vectors(options: pb.SearchOptions, vectors: VectorChoices | bool) -> None:

@@ -76,6 +76,10 @@ class RowSource(ABC):
         """Return at most `max_characters` of the text of each hit as it is returned; empty where there is none."""
 
     @abstractmethod
+    def vectors(self, ranking: Ranking, name: str) -> np.ndarray:
+        """Return the vector of a name of each hit as it is searched, float32 (H, D); zeros where a hit has none."""
+
+    @abstractmethod
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:
         """Return the group of each hit: the value of a column. A row without a value is a group of its own."""
 
@@ -118,6 +122,16 @@ class LocalRows(RowSource):
             for position, text in zip(positions, prefixes, strict=True):
                 texts[position] = text or ""
         return texts
+
+    def vectors(self, ranking: Ranking, name: str) -> np.ndarray:
+        """As `RowSource.vectors`."""
+        space = self._snapshot.space(name)
+        vectors_HD = np.zeros((len(ranking), space.index.manifest.dimensions), np.float32)
+        for number in np.unique(ranking.segments).tolist():
+            positions = np.flatnonzero(ranking.segments == number)
+            vectors_KD, known_P = space.vectors_of(number, ranking.rows[positions])
+            vectors_HD[positions[known_P]] = vectors_KD
+        return vectors_HD
 
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:
         """As `RowSource.groups`."""

@@ -2,7 +2,7 @@
 
 The life of a batch of queries with equal options:
 
-1. Queries by vector of which the best rows of one segment are the answer take steps 3 and 8, and no other.
+1. Queries by vector of which the best rows of one segment are the answer take steps 3 and 9, and no other.
 2. Texts and ids become vectors, or terms, or both (lexical and hybrid search: dense.py), and the filter, with what
    the version has deleted, the allowed rows of each segment (cached): their numbers, a range of values, or a mask.
 3. Each segment is searched for its best m rows, by the cheapest plan for the rows allowed (indexer/planning).
@@ -11,8 +11,9 @@ The life of a batch of queries with equal options:
    `min_relevance`, and hits beyond `max_per_group` are dropped.
 6. Queries that have too few hits left, though there are more rows, go back to 3 with a larger m.
 7. If wanted, a cross-encoder reorders the first hits (search.py), and they get the relevance of its scores.
-8. The hits are written in the wire format (hydrator.py).
-9. If wanted, each gets its best sentence and the words that match (highlighting/).
+8. If wanted, hits are chosen for their novelty, too (diversity.py): steps 2 to 7 find the candidates.
+9. The hits are written in the wire format (hydrator.py).
+10. If wanted, each gets its best sentence and the words that match (highlighting/).
 
 Shapes: Q queries, D dimensions, K hits.
 
@@ -36,6 +37,7 @@ import numpy as np
 from scannery.indexer import SegmentEntry, search_ready
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
+from scannery.serving.engine.diversity import diversified
 from scannery.serving.engine.highlighter import Highlighter, with_snippets
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import named_rows
@@ -355,6 +357,8 @@ def _prepared_as(
 def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[Ranking]:
     """Return the hits of each query, in any mode."""
     options = prepared.options
+    if options.diversity:
+        return _diversified(prepared, batch, rows)
     if options.rerank is not None:
         return _reranked(prepared, options.rerank, batch, rows)
     relevance = HitRelevance(options, batch)
@@ -373,6 +377,21 @@ def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[
                 results[number] = finish(number, ranking, complete=complete)
         depth *= WIDENING
     return [ranking for ranking in results if ranking is not None]
+
+
+def _diversified(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[Ranking]:
+    """Return the hits of each query as they are chosen for diversity, in which order offset and k count."""
+    options = prepared.options
+    limit, name = options.offset + options.k, options.vectors.choices[0].name
+    first = PreparedSearch.of(batch.snapshot, options.before_diversity, prepared.where)
+    rankings = _rank(first, batch, rows)
+    hits = []
+    with batch.stats.stage("diversify"):
+        for ranking in rankings:
+            batch.deadline.check()
+            chosen = diversified(ranking, rows.vectors(ranking, name), options.diversity, limit)
+            hits.append(chosen.within(options.offset, options.k))
+    return hits
 
 
 def _reranked(prepared: PreparedSearch, rerank: Rerank, batch: QueryBatch, rows: RowSource) -> list[Ranking]:
@@ -436,9 +455,11 @@ class _Finish:
         kept = ranking.at(passes_H)
         for number, row in named:
             kept = kept.at((kept.segments != number) | (kept.rows != row))
-        if options.max_per_group is not None:
-            groups = self._rows.groups(kept, options.group_by)
-            kept = crowd(kept, groups, options.max_per_group, limit=options.offset + options.k)
+        if options.group_limits:
+            group_limits = [
+                (self._rows.groups(kept, each.column), each.max_hits) for each in options.group_limits
+            ]
+            kept = crowd(kept, group_limits, limit=options.offset + options.k)
         if len(kept) < options.offset + options.k and not complete:
             return None
         return kept.within(options.offset, options.k)

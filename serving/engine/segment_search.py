@@ -336,10 +336,11 @@ class SearchPlan:
 
     def __init__(self, snapshot: Snapshot, options: Options) -> None:
         self.options = options
-        group_by = options.group_by if options.max_per_group is not None else None
         spec = snapshot.manifest.spec
         names = options.vectors.names if options.mode != "lexical" else ()
-        self.hydrator = Hydrator(snapshot.segments, spec, options.fields, group_by=group_by, scored=names)
+        self.hydrator = Hydrator(
+            snapshot.segments, spec, options.fields, group_by=options.group_by, scored=names
+        )
         """Writes the hits."""
         mode = WIRE_MODES[options.mode]
         message = SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence, mode=mode)

@@ -2,7 +2,7 @@
 
 Shapes: Q queries, M rows per segment and query, H hits of one query, S vectors of the search.
 
-Crowding: a limit on the hits of each group.
+Crowding: limits on the hits of each group.
 """
 
 from __future__ import annotations
@@ -190,14 +190,18 @@ def _ids(ranking: Ranking, segments: Sequence[Rows]) -> list[str]:
     return ids
 
 
-def crowd(ranking: Ranking, groups: Sequence[Hashable], max_per_group: int, *, limit: int) -> Ranking:
-    """Return the first `limit` hits of which no group has more than `max_per_group`; `groups` has the group of each."""
-    seen: Counter[Hashable] = Counter()
+def crowd(ranking: Ranking, limits: Sequence[tuple[Sequence[Hashable], int]], *, limit: int) -> Ranking:
+    """Return the first `limit` hits that pass all limits: the group of each hit, and the most hits of a group."""
+    counts: list[Counter[Hashable]] = [Counter() for _ in limits]
     kept: list[int] = []
-    for position, group in enumerate(groups):
+    for position in range(len(ranking)):
         if len(kept) == limit:
             break
-        if seen[group] < max_per_group:
-            seen[group] += 1
+        groups = [groups[position] for groups, _ in limits]
+        if all(
+            count[group] < maximum for count, group, (_, maximum) in zip(counts, groups, limits, strict=True)
+        ):
+            for count, group in zip(counts, groups, strict=True):
+                count[group] += 1
             kept.append(position)
     return ranking.at(np.array(kept, np.int64))

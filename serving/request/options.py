@@ -16,7 +16,9 @@ from scannery.indexer.tuning.settings_choice import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.recall.controller import raised_target
+from scannery.serving.request.diversity import candidates_of, parse_diversity
 from scannery.serving.request.filter import is_too_long, unknown_name
+from scannery.serving.request.grouping import GroupLimit, parse_group_limits
 from scannery.serving.request.modes import (
     DEFAULT_FUSION,
     Fusion,
@@ -47,7 +49,6 @@ __all__ = [
     "Knobs",
     "Options",
     "Rerank",
-    "check_group_by",
     "parse_fields",
     "parse_options",
 ]
@@ -164,14 +165,16 @@ class Options:
 
     k: int
     offset: int
-    max_per_group: int | None
-    group_by: str
     min_score: float
     exact: bool
     target_recall: float | None
     knobs: Knobs
     fields: Fields
     explain: bool
+    group_limits: tuple[GroupLimit, ...] = ()
+    """Limits that a hit passes all of."""
+    diversity: float = 0.0
+    """Weight of novelty in the choice of hits, 0 to 1."""
     min_relevance: float | None = None
     """Least relevance of a hit, 0 to 1; None: hits need none."""
     curve: RelevanceCurve | None = None
@@ -247,19 +250,32 @@ class Options:
         """The estimated cost of a search with these options, which a filter raises."""
         if self.mode != "dense" or self.rerank is not None or self.highlight is not None or self.explain:
             return CostClass.STAGED
-        if len(self.vectors) > 1:
+        if len(self.vectors) > 1 or self.diversity:
             return CostClass.STAGED
         return CostClass.SCANNED if self.exact else CostClass.INDEXED
 
     @property
     def drops_nothing(self) -> bool:
         """Whether all candidates are hits, except datapoints that a query names by id."""
-        return self.max_per_group is None and self.min_score == -math.inf and self.min_relevance is None
+        return not self.group_limits and self.min_score == -math.inf and self.min_relevance is None
+
+    @property
+    def group_by(self) -> str | None:
+        """The column whose value is the group of a hit; None: hits have none."""
+        return self.group_limits[0].column if self.group_limits else None
 
     @property
     def deepest(self) -> int:
         """Hits that a search has to find for each query."""
-        return max(self.k + self.offset, self.rerank.candidates if self.rerank else 0)
+        hits = self.k + self.offset
+        return max(
+            candidates_of(hits) if self.diversity else hits, self.rerank.candidates if self.rerank else 0
+        )
+
+    @property
+    def before_diversity(self) -> Options:
+        """The options of the search for the candidates that diverse hits are chosen from."""
+        return replace(self, k=candidates_of(self.k + self.offset), offset=0, diversity=0.0)
 
     @property
     def before_rerank(self) -> Options:
@@ -282,7 +298,6 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     """
     spec = manifest.spec
     k = message.k if message.HasField("k") else limits.DEFAULT_K
-    max_per_group, group_by = _crowding(message, spec)
     vectors = parse_vectors(message.vectors, manifest)
     mode = parse_mode(message, spec, vectors)
     if mode in ("dense", "hybrid"):
@@ -292,8 +307,8 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     options = Options(
         k=check_within("k", k, 1, limits.MAX_K),
         offset=check_within("offset", message.offset, 0, limits.MAX_OFFSET),
-        max_per_group=max_per_group,
-        group_by=group_by,
+        group_limits=parse_group_limits(message, spec),
+        diversity=parse_diversity(message, k + message.offset, manifest),
         min_score=_min_score(message),
         min_relevance=parse_min_relevance(message),
         exact=message.exact,
@@ -411,30 +426,6 @@ def _inner_product(message: pb.SearchOptions, mode: Mode | None, vectors: Chosen
             "inner_product", "is for mode dense and one vector whose distance is cosine"
         )
     return True
-
-
-def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, str]:
-    if not message.HasField("crowding"):
-        return None, "document_id"
-    limit = check_within("max_per_group", message.crowding.max_per_group, 1, limits.MAX_K)
-    group_by = message.crowding.group_by or "document_id"
-    check_group_by(group_by, spec)
-    return limit, group_by
-
-
-def check_group_by(name: str, spec: IndexSpec) -> None:
-    """Raise InvalidRequestError if rows cannot be grouped by a column of this name."""
-    if name == "document_id":
-        return
-    kind = spec.attributes.get(name)
-    if kind is None:
-        names = dict.fromkeys(("document_id", *spec.attributes))
-        what = unknown_name(name, names, "declared attribute" if spec.dynamic else "attribute")
-        raise InvalidRequestError.at("group_by", f"{name!r:.80}: {what}")
-    if kind == "string_list":
-        raise InvalidRequestError.at("group_by", f"{name!r} is a string_list; a row would be in many groups")
-    if kind == "geo":
-        raise InvalidRequestError.at("group_by", f"{name!r} is a place; places make no groups")
 
 
 def _min_score(message: pb.SearchOptions) -> float:

@@ -243,3 +243,18 @@ def test_the_curves_of_named_vectors_are_drawn_and_recall_asks_for_queries(
     queries.write_text(json.dumps({"vector": [1, 0, 0, 0]}))
     status, _, err = run(capsys, "recall", "--index", "points", "--store", path, "--queries", queries)
     assert status == 0, err
+
+
+def test_hits_are_diverse_and_limited_by_several_attributes(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(*options: str) -> list[str]:
+        question = ("search", "--index", "figures", "--vector", "[1, 0.1]", "--vectors", "colour", "--json")
+        status, out, err = run(capsys, *question, "--store", store, *options)
+        assert status == 0, err
+        return [hit["id"] for hit in json.loads(out)["hits"]]
+
+    assert asked() == ["one", "three", "two"]
+    assert asked("--diversity", "0.9") == ["one", "two", "three"]
+    assert asked("--max-per-group", "1") == ["one", "three", "two"]
+    assert asked("--max-per-group", "2", "--max-per-group", "document_id=1", "-k", "1") == ["one"]

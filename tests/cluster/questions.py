@@ -103,7 +103,9 @@ def any_search(number: int) -> SearchRequest:
     """Return a random search, the same for the same number."""
     chosen = random.Random(number)
     options = any_options(chosen)
-    return SearchRequest(index=INDEX, query=any_query(chosen, options), options=options)
+    request = SearchRequest(index=INDEX, query=any_query(chosen, options), options=options)
+    _spread(request.options, random.Random(number))
+    return request
 
 
 def any_batch(number: int) -> SearchManyRequest:
@@ -112,7 +114,20 @@ def any_batch(number: int) -> SearchManyRequest:
     options = any_options(chosen)
     queries = [any_query(chosen, options) for _ in range(chosen.randrange(1, 9))]
     each = [any_filter(chosen) for _ in queries] if chosen.random() < 0.5 else []
-    return SearchManyRequest(index=INDEX, queries=queries, options=options, where_each=each)
+    request = SearchManyRequest(index=INDEX, queries=queries, options=options, where_each=each)
+    _spread(request.options, random.Random(number))
+    return request
+
+
+def _spread(options: SearchOptions, chosen: random.Random) -> None:
+    """Have some searches choose diverse hits, and limit them by a second column."""
+    if options.k + options.offset <= 60 and chosen.random() < 0.4:
+        options.diversity = chosen.choice([0.2, 0.5, 0.9, 1])
+    if options.HasField("crowding") and chosen.random() < 0.5:
+        second = chosen.choice(
+            sorted({"show", "year", "document_id"} - {options.crowding.group_by or "document_id"})
+        )
+        options.further_crowding.add(max_per_group=chosen.choice([1, 3]), group_by=second)
 
 
 def any_options(chosen: random.Random) -> SearchOptions:

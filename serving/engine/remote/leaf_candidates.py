@@ -228,8 +228,9 @@ class LeafCandidates:
         if self._where is not None:
             message.where.CopyFrom(rows.filters.get(self._where, request.where))
         scales = self._fused and self._where is not None and options.fusion.scales_queries
-        group_by = options.group_by if options.max_per_group is not None else ""
-        return pb.LeafSearchRequest(at=rows.reader.at, options=message, group_by=group_by, scales=scales)
+        return pb.LeafSearchRequest(
+            at=rows.reader.at, options=message, group_by=options.group_by or "", scales=scales
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

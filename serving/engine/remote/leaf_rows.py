@@ -41,7 +41,7 @@ from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.leaf_pb2 import LeafFetchRequest, LeafFetchResponse, LeafFound
 from scannery.v1.search_pb2 import Hit, SearchOptions, SearchResponse
-from scannery.v1.types_pb2 import Filter, Value, Vector
+from scannery.v1.types_pb2 import Datapoint, Filter, Value, Vector
 
 __all__ = ["LeafRows"]
 
@@ -99,6 +99,10 @@ class LeafTable:
     def vector_of(self, name: str, row: int) -> np.ndarray | None:
         """Return the vector of a name of a row, float32 (D,); None if it has none."""
         return self._vectors.get((name, row))
+
+    def rows_with_vector(self, name: str) -> set[int]:
+        """Return the rows whose vector of a name is known."""
+        return {row for other_name, row in self._vectors if other_name == name}
 
     def ranks_of(self, rows: np.ndarray) -> np.ndarray:
         """Return a number for each of some rows, int64 (R,), which is greater where the id is."""
@@ -220,6 +224,7 @@ class LeafRows(RowSource):
         self.reader, self.options, self._kept = reader, options, kept
         self.filters = filters or {}
         self._snapshot = snapshot
+        self._group_by = options.crowding.group_by or "document_id" if options.HasField("crowding") else None
         self.segments: Sequence[LeafTable] = [LeafTable() for _ in range(reader.groups)]
         self._named = _NamedRows(self.segments, snapshot)
         self.lookup = self._named
@@ -234,7 +239,7 @@ class LeafRows(RowSource):
         self._read_datapoints(rankings)
         options = prepared.options
         names = options.vectors.names if options.mode != "lexical" else ()
-        return written_hits(rankings, self.segments, names, grouped=options.max_per_group is not None)
+        return written_hits(rankings, self.segments, names, grouped=options.group_by is not None)
 
     def searched_texts(self, ranking: Ranking) -> list[str | None]:
         """As `RowSource.searched_texts`."""
@@ -244,31 +249,50 @@ class LeafRows(RowSource):
 
     def texts(self, ranking: Ranking, max_characters: int) -> list[str]:
         """As `RowSource.texts`."""
-        locations = list(_locations(ranking))
-        # The fields of the answer may be without the text, so it is read apart.
-        tables = [LeafTable() for _ in self.segments]
-        request = pb.LeafFetchRequest(at=self.reader.at, datapoint=True, return_fields=["text"])
-        self._read(request, self._unknown([ranking], lambda table: ()), tables)
-        texts = []
-        for number, row in locations:
-            leaf_table = tables[number]
-            [identifier] = self.segments[number].ids_of(np.array([row]))
-            number_in_table = leaf_table.number_of(identifier)
-            texts.append(
-                ""
-                if number_in_table is None
-                else Hit.FromString(leaf_table.datapoints[number_in_table]).datapoint.text[:max_characters]
-            )
-        return texts
+        return [
+            "" if point is None else point.text[:max_characters] for point in self._points(ranking, "text")
+        ]
+
+    def vectors(self, ranking: Ranking, name: str) -> np.ndarray:
+        """As `RowSource.vectors`."""
+        request = pb.LeafFetchRequest(at=self.reader.at, searched_vectors=[name])
+        self._read(request, self._unknown([ranking], lambda table: table.rows_with_vector(name)))
+        vectors_HD = np.zeros((len(ranking), self._snapshot.manifest.of_vectors(name).dimensions), np.float32)
+        for position, (number, row) in enumerate(_locations(ranking)):
+            vector_D = self.segments[number].vector_of(name, row)
+            if vector_D is not None:
+                vectors_HD[position] = vector_D
+        return vectors_HD
 
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:
-        """As `RowSource.groups`: the values that the leaves returned with the candidates."""
-        groups: list[Hashable] = []
-        for position, (number, row) in enumerate(_locations(ranking)):
-            value = self.segments[number].values.get(row)
-            # A tuple equals no value, so such a row is alone in its group.
-            groups.append((position,) if value is None else _hashable(value))
-        return groups
+        """As `RowSource.groups`: of the first column of the search, what the leaves returned with the candidates."""
+        # A tuple equals no value, so a row without one is alone in its group.
+        if column == "document_id" and column != self._group_by:
+            points = self._points(ranking, "id")
+            return [(at,) if point is None else point.document_id for at, point in enumerate(points)]
+        if column == self._group_by:
+            values = [self.segments[number].values.get(row) for number, row in _locations(ranking)]
+        else:
+            points = self._points(ranking, column)
+            values = [None if point is None else point.attributes.get(column) for point in points]
+        return [(at,) if value is None else _hashable(value) for at, value in enumerate(values)]
+
+    def _points(self, ranking: Ranking, field: str) -> list[Datapoint | None]:
+        """Return each hit with one of its fields; None where its group does not answer, which the caller allows."""
+        # The fields of the answer may be others, so it is read apart.
+        tables = [LeafTable() for _ in self.segments]
+        request = pb.LeafFetchRequest(at=self.reader.at, datapoint=True, return_fields=[field])
+        self._read(request, self._unknown([ranking], lambda table: ()), tables)
+        points: list[Datapoint | None] = []
+        for number, row in _locations(ranking):
+            [identifier] = self.segments[number].ids_of(np.array([row]))
+            number_in_table = tables[number].number_of(identifier)
+            points.append(
+                None
+                if number_in_table is None
+                else Hit.FromString(tables[number].datapoints[number_in_table]).datapoint
+            )
+        return points
 
     def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
         """As `RowSource.corpus`."""

@@ -30,7 +30,8 @@ from scannery.serving.engine.lexical import Words, check_sparse, word_index
 from scannery.serving.engine.query_vectors import NOT_ASKED, AskedVectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking
-from scannery.serving.request.options import Options, check_group_by
+from scannery.serving.request.grouping import check_group_by
+from scannery.serving.request.options import Options
 from scannery.serving.request.query import VectorChoice, WithSparse, check_within, parse_sparse
 from scannery.serving.snapshot.snapshot import ParsedOptions, Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats

@@ -206,6 +206,8 @@ class SearchOptions(_message.Message):
     TYPOS_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     MIN_RELEVANCE_FIELD_NUMBER: _builtins.int
+    DIVERSITY_FIELD_NUMBER: _builtins.int
+    FURTHER_CROWDING_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -241,6 +243,13 @@ class SearchOptions(_message.Message):
     """Modes LEXICAL and HYBRID: the last word of a text may be the beginning of a word, for search as one types."""
     min_relevance: _builtins.float
     """Return only hits with at least this relevance, 0 to 1. INVALID_ARGUMENT where hits have none."""
+    diversity: _builtins.float
+    """Weight of novelty in the choice of hits, 0 to 1 (maximal marginal relevance); absent or 0: hits are chosen by score alone.
+    The next hit is the candidate with the greatest (1 - diversity) * relevance - diversity * similarity. Its relevance is its
+    score, or `rerank_score`, scaled so that 1 is the best candidate and 0 the 50th; its similarity the greatest cosine of its
+    vector and that of a hit before it. Candidates of the hit at place n, from 1 on: the best max(50, 4n) that pass all other
+    options, so that pages continue each other. By the first of the vectors of the search. k + offset at most 1000.
+    """
     @_builtins.property
     def where(self) -> _types_pb2.Filter:
         """Filter; absent: all datapoints are allowed."""
@@ -280,6 +289,10 @@ class SearchOptions(_message.Message):
         encoded by the encoder of each; an id stands for the vectors of these names that the datapoint has.
         """
 
+    @_builtins.property
+    def further_crowding(self) -> _containers.RepeatedCompositeFieldContainer[Global___Crowding]:
+        """Further limits of hits per group, besides `crowding`, which must be set; a hit passes all of them. At most 7."""
+
     def __init__(
         self,
         *,
@@ -305,11 +318,15 @@ class SearchOptions(_message.Message):
         typos: _builtins.bool | None = ...,
         prefix: _builtins.bool = ...,
         min_relevance: _builtins.float | None = ...,
+        diversity: _builtins.float | None = ...,
+        further_crowding: _abc.Iterable[Global___Crowding] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "crowding", b"crowding", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "crowding", b"crowding", "diversity", b"diversity", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "crowding", b"crowding", "diversity", b"diversity", "exact", b"exact", "explain", b"explain", "further_crowding", b"further_crowding", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__diversity: _TypeAlias = _typing.Literal["diversity"]  # noqa: Y015
+    _WhichOneofArgType__diversity: _TypeAlias = _typing.Literal["_diversity", b"_diversity"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
     _WhichOneofReturnType__min_relevance: _TypeAlias = _typing.Literal["min_relevance"]  # noqa: Y015
@@ -320,6 +337,8 @@ class SearchOptions(_message.Message):
     _WhichOneofArgType__target_recall: _TypeAlias = _typing.Literal["_target_recall", b"_target_recall"]  # noqa: Y015
     _WhichOneofReturnType__typos: _TypeAlias = _typing.Literal["typos"]  # noqa: Y015
     _WhichOneofArgType__typos: _TypeAlias = _typing.Literal["_typos", b"_typos"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__diversity) -> _WhichOneofReturnType__diversity | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload
