@@ -200,7 +200,7 @@ def quantize_query(query_D: np.ndarray, needed: bool) -> tuple[np.ndarray, np.nd
     return steps_D, facts_4
 
 
-@partial(compiled, fastmath=False)
+@partial(compiled, fastmath=False, inlined=True)
 def highest_score(
     quantized_NB: np.ndarray, row: int, steps_D: np.ndarray, facts_4: np.ndarray, squared: bool
 ) -> float:
@@ -225,7 +225,7 @@ def highest_score(
     return float(LEAST_ERROR - apart * apart * (1 - ROOM * (dimensions + 4) * UNIT_ROUNDOFF))
 
 
-@partial(compiled, fastmath=False)
+@partial(compiled, fastmath=False, inlined=True)
 def is_beaten(
     quantized_NB: np.ndarray,
     row: int,

@@ -223,7 +223,7 @@ def row_score(
     return score(buffer_1D, 0, query_D, squared)
 
 
-@partial(compiled, fastmath=False)
+@partial(compiled, fastmath=False, inlined=True)
 def fetch_row(vectors_ND: np.ndarray, quantized_NB: np.ndarray, row: int, in_full: bool) -> None:
     """Prefetch a row: the full vector if it will be scored `in_full` and there is one, else the quantized one."""
     if in_full and vectors_ND.shape[0] > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,25 @@ def test_few_rows_are_read_in_full(distance: Distance) -> None:
     found_QK, _ = exact_search(ScoredVectors(read_only(spoilt_ND), quantized_NB), query_1D, 10, distance)
     assert np.count_nonzero(needed_N) < 1200
     np.testing.assert_array_equal(found_QK, expected_QK)
+
+
+@pytest.mark.system
+def test_a_scan_of_rows_in_the_caches_takes_less_time_than_with_full_vectors_alone() -> None:
+    rows_R = read_only(np.arange(1000))
+    vectors_ND = read_only(unit_length(np.random.default_rng(0).standard_normal((len(rows_R), 384))))
+
+    def best_s(vectors: ScoredVectors) -> float:
+        times_s = []
+        for _ in range(50):
+            started_s = time.thread_time()
+            exact_search(vectors, vectors_ND[:1], 10, "dot", rows_R)
+            times_s.append(time.thread_time() - started_s)
+        return min(times_s)
+
+    # 0.38 where the bound is computed within the loop over rows; 0.78 where a function is called for each row.
+    assert best_s(ScoredVectors(vectors_ND, read_only(quantized(vectors_ND)))) < 0.6 * best_s(
+        ScoredVectors(vectors_ND)
+    )
 
 
 def test_the_file_has_a_byte_for_each_number_and_twelve_for_each_row(tmp_path: Path) -> None:
