@@ -72,6 +72,10 @@ class _Commands(LazyGroup):
             "scannery.bridges.importers.command:import_",
             "Import a collection of Qdrant, Chroma, LanceDB, pgvector or FAISS into an index.",
         ),
+        "mcp": LazyCommand(
+            "scannery.bridges.mcp.command:mcp",
+            "Let agents search and read indexes, over the Model Context Protocol; nothing can be changed by it.",
+        ),
         "evaluate": LazyCommand(
             f"{_COMMANDS}.evaluate:evaluate",
             "Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements.",

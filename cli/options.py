@@ -41,6 +41,7 @@ __all__ = [
     "WorkersOption",
     "announce",
     "become_server",
+    "chosen_target",
     "connected",
     "development_certificate",
     "given_log_root",
@@ -102,18 +103,26 @@ def connected(target: str | None, store: str | None, *, timeout_s: float, create
     Credentials for a server come from the environment (`remote_options`). `create`: whether a store's folder is created
     if it does not exist.
     """
+    location = chosen_target(target, store)
+    if target is not None:
+        return connect(location, timeout_s=timeout_s, **remote_options())
+    from scannery.indexer.local.needless_imports import leave_needless_imports_out
+
+    leave_needless_imports_out()
+    return connect(location, timeout_s=timeout_s, create=create)
+
+
+def chosen_target(target: str | None, store: str | None) -> str | Path:
+    """Return what `connect` takes for --target or --store; exactly one of them must be given."""
     if (target is None) == (store is None):
         raise typer.BadParameter("give either --target HOST:PORT or --store URI")
     if target is not None:
         if "://" not in target and ":" not in target:
             raise typer.BadParameter(f"--target must be HOST:PORT, got {target!r}; for a folder, use --store")
-        return connect(target, timeout_s=timeout_s, **remote_options())
-    from scannery.indexer.local.needless_imports import leave_needless_imports_out
-
-    leave_needless_imports_out()
+        return target
     assert store is not None
     # A path that looks like a server is a folder here, because the option names a store.
-    return connect(store if "://" in store else Path(store), timeout_s=timeout_s, create=create)
+    return store if "://" in store else Path(store)
 
 
 def remote_options() -> ConnectOptions:

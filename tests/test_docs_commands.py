@@ -67,6 +67,7 @@ ELSEWHERE = {
     "docs/cluster.md": "tests/cluster starts the same processes, and kills them",
     "docs/operations/cluster-runbook.md": "needs a cluster that fails; tests/cluster kills and stops its processes",
     "docs/evaluate.md": "tests/test_docs_evaluate.py runs it",
+    "docs/mcp.md": "it needs a server and goes on for ever; tests/bridges/mcp starts the same processes",
     "docs/operations/proxies.md": "tests/serving/transport/test_proxies.py starts the proxies with its text",
     "docs/embedding.md": "needs a TPU and models that are not installed",
     "docs/podcasts.md": "needs transcripts that are not in the repository",
