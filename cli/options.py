@@ -94,6 +94,20 @@ TyposOption = Annotated[
     ),
 ]
 PrefixOption = Annotated[bool, typer.Option("--prefix", help="The last word may be the beginning of a word.")]
+RankingOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|EXPRESSION",
+        help="Order hits by a ranking of the index, or by an expression of `score` and attributes.",
+    ),
+]
+BoostOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help='Signals with weights: [{"attribute": "published", "decay": "90d", "weight": 0.2}].',
+    ),
+]
 TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Deadline of a call.")]
 
 

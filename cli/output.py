@@ -87,7 +87,8 @@ def size_text(size_bytes: int) -> str:
 def hits_json(hits: Hits) -> dict[str, Any]:
     """Return hits as JSON values, and whether there is none of the relevance of the search."""
     nothing = {"nothing_relevant": True} if hits.nothing_relevant else {}
-    return {"hits": [hit_json(hit) for hit in hits], **nothing}
+    bound = {} if hits.unseen_bound is None else {"unseen_bound": hits.unseen_bound}
+    return {"hits": [hit_json(hit) for hit in hits], **nothing, **bound}
 
 
 def hit_json(hit: Hit) -> dict[str, Any]:
@@ -98,6 +99,7 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         "lexical_score": hit.lexical_score,
         "rerank_score": hit.rerank_score,
         "relevance": hit.relevance,
+        "base_score": hit.base_score,
     }
     scores: dict[str, Any] = {
         "score": hit.score,
@@ -153,6 +155,9 @@ def print_explanation(explanation: Explanation) -> None:
         typer.echo(f"  {explanation.mode}")
     for word, pattern in explanation.expanded_words.items():
         typer.echo(f"  {word}: searched as {pattern}")
+    if (ranking := explanation.ranking) is not None:
+        stopped = "" if ranking.unseen_bound is None else f"; no other is above {ranking.unseen_bound:.3f}"
+        typer.echo(f"  ordered by {ranking.expression}, computed for {ranking.rows} datapoints{stopped}")
     if explanation.phrases:
         typer.echo(f"  all hits have {', '.join(explanation.phrases)}")
     for plan in explanation.segments:
@@ -222,6 +227,7 @@ def _scores(hit: Hit) -> list[str]:
     return [
         f"{hit.score:.4f}",
         *([] if hit.relevance is None else [f"relevance {hit.relevance:.0%}"]),
+        *([] if hit.base_score is None else [f"before ranking {hit.base_score:.3f}"]),
         *(f"{name} {score:.4f}" for name, score in sides.items() if score is not None),
         *(
             f"{name or 'vector'} {score:.4f}"

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from scannery.cli.options import (
+    BoostOption,
     FieldsOption,
     IndexOption,
     JsonOption,
     PrefixOption,
+    RankingOption,
     StoreOption,
     TargetOption,
     TimeoutOption,
@@ -112,6 +114,8 @@ def search(
         float | None,
         typer.Option(help="Least probability that a hit answers the question, 0 to 1, where it is measured."),
     ] = None,
+    ranking: RankingOption = None,
+    boost: BoostOption = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with every allowed datapoint.")] = False,
     target_recall: Annotated[
         float | None, typer.Option(help="Share of the true neighbours to find, 0 to 1.")
@@ -152,6 +156,8 @@ def search(
         "offset": offset,
         "min_score": min_score,
         "min_relevance": min_relevance,
+        "ranking": ranking,
+        "boost": parsed_json(boost, "--boost"),
         "exact": exact,
         "target_recall": target_recall,
         "leaves": leaves,

@@ -25,6 +25,7 @@ from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import Where, build_filter
 from scannery.client.request.named_vectors import VectorChoices, build_choices, checked_return
 from scannery.client.request.values import Identifier, as_identifier, refuses_surrogates
+from scannery.runtime.boosts import Boost, expression_of
 from scannery.runtime.search_modes import FusionMethod as Fusion
 from scannery.runtime.search_modes import Mode
 from scannery.v1 import search_pb2 as pb
@@ -156,6 +157,11 @@ class SearchOptions(TypedDict, total=False):
     min_relevance: float | None
     """Return only hits with at least this probability of answering the question, 0 to 1 (`hit.relevance`); an error
     where hits have none. `hits.nothing_relevant` tells that no hit is left."""
+    ranking: str | None
+    """What hits are ordered by instead of their score: the name of a ranking in the spec of the index, or an expression
+    of `score` and attributes, as `score + 0.2 * decay(published, '90d')`. `hit.base_score` is the score before it."""
+    boost: Sequence[Boost] | None
+    """The same as a list of signals with weights: `[{"attribute": "published", "decay": "90d", "weight": 0.2}]`."""
     exact: bool
     """Compare with every allowed datapoint: slow, recall 1."""
     target_recall: float | None
@@ -311,6 +317,8 @@ def build_options(
     offset: int = 0,
     min_score: float | None = None,
     min_relevance: float | None = None,
+    ranking: str | None = None,
+    boost: Sequence[Boost] | None = None,
     exact: bool = False,
     target_recall: float | None = None,
     leaves: int | None = None,
@@ -346,6 +354,7 @@ def build_options(
         diversity=_optional_number(diversity, "diversity"),
         min_score=_optional_number(min_score, "min_score"),
         min_relevance=_optional_number(min_relevance, "min_relevance"),
+        ranking=_ranking(ranking, boost),
         exact=bool(exact),
         target_recall=_optional_number(target_recall, "target_recall"),
         return_vector=bool(return_vectors),
@@ -400,6 +409,20 @@ def _add_group_limits(
         raise _invalid("max_per_group", "must name an attribute")
     options.crowding.CopyFrom(crowdings[0])
     options.further_crowding.extend(crowdings[1:])
+
+
+def _ranking(ranking: str | None, boost: Sequence[Boost] | None) -> str:
+    """Return the ranking of a search: a name or an expression; empty: by score."""
+    if ranking is not None and boost is not None:
+        raise _invalid("boost", "stands for a ranking; give one of both")
+    if ranking is not None:
+        return checked_text(ranking, "ranking")
+    if boost is None:
+        return ""
+    try:
+        return checked_text(expression_of(boost), "boost")
+    except ValueError as error:
+        raise _invalid("boost", str(error)) from None
 
 
 def _add_vectors(options: pb.SearchOptions, vectors: VectorChoices | bool) -> None:

@@ -34,6 +34,7 @@ _FIELDS: dict[str, pa.DataType] = {
     "lexical_score": pa.float32(),
     "rerank_score": pa.float32(),
     "relevance": pa.float32(),
+    "base_score": pa.float32(),
 }
 
 _SNIPPET: dict[str, pa.DataType] = {
@@ -44,7 +45,7 @@ _SNIPPET: dict[str, pa.DataType] = {
 }
 
 
-_OF_HITS = {"score", "dense_score", "lexical_score", "rerank_score", "relevance"}
+_OF_HITS = {"score", "dense_score", "lexical_score", "rerank_score", "relevance", "base_score"}
 
 
 def hits_table(hits: Sequence[Hit]) -> pa.Table:

@@ -26,6 +26,7 @@ from scannery.client.response.results import (
     Explanation,
     Hit,
     Hits,
+    RankingPlan,
     ScanPage,
     SegmentPlan,
     Snippet,
@@ -264,7 +265,13 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
         alpha=message.fusion.alpha if fused else None,
         expanded_words={each.word: each.pattern for each in message.expanded_words},
         phrases=tuple(message.phrases),
+        ranking=_ranking_plan(message.ranking) if message.HasField("ranking") else None,
     )
+
+
+def _ranking_plan(message: search_pb2.RankingPlan) -> RankingPlan:
+    bound = message.unseen_bound if message.HasField("unseen_bound") else None
+    return RankingPlan(expression=message.expression, rows=message.rows, unseen_bound=bound)
 
 
 def _datapoint(message: types_pb2.Datapoint) -> Datapoint:

@@ -178,6 +178,8 @@ class Hit(Datapoint):
     """The probability that the hit answers the question, 0 to 1, where the build of the index has measured what scores
     mean; of a reranked hit, if the cross-encoder is the measured one, by that score. None of several vectors and sparse
     ones, `Like`, and hybrid search with named vectors, an `alpha` of one's own or by `reciprocal_rank`."""
+    base_score: float | None = None
+    """With `ranking` or `boost`: the score before it, while `score` is the value of the expression."""
     group: AttributeValue | None = None
     """What `max_per_group` grouped by."""
     snippet: Snippet | None = None
@@ -213,6 +215,18 @@ class SegmentPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankingPlan:
+    """How the hits of a query were ordered by a ranking expression."""
+
+    expression: str
+    """The expression."""
+    rows: int
+    """Datapoints that it was computed for."""
+    unseen_bound: float | None = None
+    """As `Hits.unseen_bound`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """How a query was answered."""
 
@@ -236,6 +250,8 @@ class Explanation:
     expanded_words: dict[str, str] = field(default_factory=dict)
     """Patterns of the words of the query that stand for others (typing errors, beginnings of words, synonyms), by word:
     `volc*` are all that begin so, `artifci~2` all with at most two letters of difference, `a|b` either."""
+    ranking: RankingPlan | None = None
+    """How the hits were ordered by a ranking expression; None: by score."""
     phrases: tuple[str, ...] = ()
     """Phrases in quotes that all hits have; without those that no datapoint has, which are not required."""
 
@@ -274,6 +290,9 @@ class Hits(list[Hit]):
     """What was searched, if asked for with `allow_partial` and answered by a cluster."""
     nothing_relevant: bool = False
     """Whether no hit has the `min_relevance` of the search; False of a page with an `offset`."""
+    unseen_bound: float | None = None
+    """With `ranking` or `boost`, where the search stopped early: the value that no datapoint which was not read is
+    above. None: no such datapoint can be among the hits."""
 
     def to_arrow(self) -> pa.Table:
         """Return the hits as an Arrow table: a column for each field, and one for each attribute by its name.
@@ -434,6 +453,8 @@ def undecoded(
     hits._message, hits.version, hits.sequence, hits.mode = message, version, sequence, mode
     if message.nothing_relevant:
         hits.nothing_relevant = True
+    if message.HasField("unseen_bound"):
+        hits.unseen_bound = message.unseen_bound
     return hits
 
 

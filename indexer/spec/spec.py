@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from scannery.indexer.ranking.parsing import MAX_CHARACTERS, RankingSyntaxError, parsed
 from scannery.indexer.spec.attribute_spec import (
     AttributeSpec,
     AttributeType,
@@ -40,6 +41,7 @@ from scannery.indexer.spec.vector_spec import (
     check_named_vectors,
     text_field,
 )
+from scannery.runtime.boosts import expression_of
 from scannery.runtime.search_modes import FusionMethod, Mode
 
 __all__ = [
@@ -109,6 +111,14 @@ def _synonym_rule(rule: str) -> str:
 SynonymRule = Annotated[str, Field(max_length=1_000), AfterValidator(_synonym_rule)]
 
 
+def _ranking_text(value: object) -> object:
+    return value if isinstance(value, str) else expression_of(value)
+
+
+RankingName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$")]
+RankingText = Annotated[str, BeforeValidator(_ranking_text), Field(max_length=MAX_CHARACTERS)]
+
+
 class SearchSpec(SpecModel):
     """Defaults of searches, for requests that do not set them. They do not affect what an index stores."""
 
@@ -130,11 +140,15 @@ class SearchSpec(SpecModel):
     """Rules by which words also find other words: `tv, television` in both directions, `nyc, big apple => new york`
     from left to right."""
 
+    ranking: Annotated[dict[RankingName, RankingText], Field(max_length=64)] = {}  # noqa: RUF012
+    """Ranking expressions by name, for searches that ask for one: a text like `score + 0.2 * decay(published, '90d')`,
+    or a list of boosts."""
+
     @model_serializer(mode="wrap")
     def _without_new_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Earlier releases refuse these keys; a spec that does not use them is written as they read it.
         fields: dict[str, Any] = handler(self)
-        for name in ("typos", "synonyms"):
+        for name in ("typos", "synonyms", "ranking"):
             if getattr(self, name) == SearchSpec.model_fields[name].default:
                 fields.pop(name, None)
         return fields
@@ -508,6 +522,11 @@ class IndexSpec(SpecModel):
             raise ValueError(f"`search.mode: {self.search.mode}` needs `lexical: true`")
         if self.search.synonyms and not self.lexical:
             raise ValueError("`search.synonyms` needs `lexical: true`")
+        for name, text in self.search.ranking.items():
+            try:
+                parsed(text, self.attributes)
+            except RankingSyntaxError as error:
+                raise ValueError(f"`search.ranking.{name}`: {error}") from None
         if self.search.mode in ("dense", "hybrid") and self.encoder is None:
             raise ValueError(f"`search.mode: {self.search.mode}` needs `encoder`")
         if self.source.format in ("datapoints", "managed") and self.attribute_specs:

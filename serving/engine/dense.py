@@ -18,12 +18,15 @@ from functools import partial
 
 import numpy as np
 
+from scannery.indexer import AllowedRows
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, ScaleOf
 from scannery.serving.engine.hybrid import (
     DenseRankings,
     fuse,
+    fused_scores,
     fusion_depth,
     keys_in,
+    keys_of,
     places_of,
     vector_scale,
     word_scale,
@@ -351,6 +354,51 @@ class Candidates:
             self._batch.deadline.check()
             self._best_words[query] = self.words.best_score(query)
         return self._best_words[query]
+
+    @property
+    def scores_rows(self) -> bool:
+        """Whether `scored` has a score for any row: in a fused order, it must not depend on other rows."""
+        options = self._options
+        if options.mode == "lexical":
+            return True
+        fused = options.mode == "hybrid"
+        by_scores = options.fusion.scales is not None and 0 < options.fusion.alpha < 1
+        return len(options.vectors) == 1 and not options.inner_product and (by_scores or not fused)
+
+    def scored(self, query: int, numbers_R: np.ndarray, rows_R: np.ndarray, below: float) -> Ranking:
+        """Return rows with their scores, in no order, without those that the search never returns.
+
+        Args:
+            query: its number.
+            numbers_R: number of the segment of each row, int64.
+            rows_R: the row in that segment, int64.
+            below: in mode hybrid, a score that none of these rows has: they are not among the fused ones.
+
+        """
+        keys_R = np.sort(keys_of(Ranking(numbers_R, rows_R, np.zeros(len(rows_R), np.float32))))
+        numbers_R, rows_R = places_of(keys_R)
+        if self._options.mode == "lexical":
+            return self._by_words_alone(query, numbers_R, rows_R)
+        by_vector_R = self.dense.scores(query, 0, keys_R)
+        if self._options.mode == "dense":
+            ranking = Ranking(numbers_R, rows_R, by_vector_R).at(~np.isnan(by_vector_R))
+            return with_scores(ranking, 0, len(self._options.vectors.names))
+        by_words = self._by_words_alone(query, numbers_R, rows_R)
+        lexical_R = np.full(len(keys_R), np.nan, np.float32)
+        lexical_R[np.searchsorted(keys_R, keys_of(by_words))] = by_words.scores
+        scores_R = fused_scores(by_vector_R, lexical_R, self._options.fusion, self._word_scale(query))
+        scores_R = np.minimum(scores_R, np.nextafter(np.float32(below), np.float32(-np.inf)))
+        ranking = Ranking(numbers_R, rows_R, scores_R, dense=by_vector_R, lexical=lexical_R)
+        return ranking.at(~(np.isnan(by_vector_R) & np.isnan(lexical_R)))
+
+    def _by_words_alone(self, query: int, numbers_R: np.ndarray, rows_R: np.ndarray) -> Ranking:
+        """Return those of some rows, sorted by segment and row, that have words of a query, with their scores."""
+        segments = self._batch.snapshot.segments
+        chosen = [
+            (number, AllowedRows(rows_R[numbers_R == number], None, segments[number].rows))
+            for number in np.unique(numbers_R).tolist()
+        ]
+        return self.words.best(query, chosen, len(rows_R))
 
     def words_of(self, query: int) -> Words:
         """As `RankedCandidates.words_of`."""

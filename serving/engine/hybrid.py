@@ -38,6 +38,7 @@ __all__ = [
     "RANK_CONSTANT",
     "DenseRankings",
     "fuse",
+    "fused_scores",
     "fusion_depth",
     "keys_in",
     "keys_of",
@@ -205,6 +206,26 @@ def _by_vector(
     for column, ranking, positions in zip(dense.columns, rankings, at, strict=True):
         scores_HS[positions, column] = ranking.scores
     return scores_HS
+
+
+def fused_scores(
+    by_vector_R: np.ndarray, by_words_R: np.ndarray, fusion: Fusion, words_scale: ScaleOf
+) -> np.ndarray:
+    """Return the fused scores of rows with the scales of an index, float32 (R,), by all scores that they have.
+
+    Args:
+        by_vector_R: their scores by vector, float32; NaN where a row has no vector.
+        by_words_R: their scores by words, float32; NaN where a row has no word of the query.
+        fusion: by weighted score, with scales of the index.
+        words_scale: scale of the scores by words.
+
+    """
+    dense_R = vector_scale(fusion, 0.0)(by_vector_R).values(by_vector_R)
+    lexical_R = words_scale(by_words_R).values(by_words_R)
+    # A row without a vector is behind all that have one.
+    dense_R = np.nan_to_num(dense_R, nan=min(0.0, float(np.nanmin(dense_R, initial=0.0))))
+    scores_R: np.ndarray = fusion.alpha * dense_R + (1 - fusion.alpha) * np.nan_to_num(lexical_R, nan=0.0)
+    return scores_R.astype(np.float32)
 
 
 _ROW_BITS = 40

@@ -21,9 +21,11 @@ from scannery.indexer.vectors.vector_files import no_vectors
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.pieces import joined
 from scannery.serving.engine import wire_kernels
-from scannery.serving.engine.top_k import Ranking
+from scannery.serving.engine.top_k import Ranking, concatenated
 from scannery.serving.engine.wire_fields import (
     NO_FIELDS,
+    ExtraFields,
+    base_fields,
     framed,
     joined_fields,
     score_fields,
@@ -140,14 +142,16 @@ class Hydrator:
 
     def hits(self, rankings: Sequence[Ranking]) -> WrittenHits:
         """Return the hits of each query."""
-        whole = rankings[0] if len(rankings) == 1 else _joined(rankings)
+        whole = rankings[0] if len(rankings) == 1 else concatenated(rankings)
         if not len(whole):
             return WrittenHits(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
         alone = self._is_alone(whole)
         data_B, starts_H = self._put(whole, _scores(whole), self._score_head if alone else _NOTHING)
-        if self._names or self._sparse or (self._scored and not alone):
-            by_vector_HS = None if alone else whole.by_vector
-            data_B, starts_H = self._with_named(data_B, starts_H, whole.segments, whole.rows, by_vector_HS)
+        if self._names or self._sparse or (self._scored and not alone) or whole.base is not None:
+            of_hits = NO_FIELDS if whole.base is None else base_fields(whole.base)
+            if self._scored and not alone and whole.by_vector is not None:
+                of_hits = joined_fields(of_hits, score_fields(self._scored, whole.by_vector))
+            data_B, starts_H = self._with_more(data_B, starts_H, whole.segments, whole.rows, of_hits)
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
         return WrittenHits(data_B, _bounds(data_B, starts_H, ends_Q))
 
@@ -175,7 +179,7 @@ class Hydrator:
         data_B, starts_H = self._put_one(number, rows_H, scores_SH, self._score_head)
         if (self._names or self._sparse) and len(starts_H):
             numbers_H = np.full(rows_QK.size, number, np.int64)
-            data_B, starts_H = self._with_named(data_B, starts_H, numbers_H, rows_H, None)
+            data_B, starts_H = self._with_more(data_B, starts_H, numbers_H, rows_H, NO_FIELDS)
         if queries == 1:
             return WrittenHits(data_B, None)
         return WrittenHits(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
@@ -197,14 +201,14 @@ class Hydrator:
         """
         data_B, starts_H = self._put(ranking, np.zeros((0, len(ranking)), np.float32), _NOTHING)
         if self._names or self._sparse:
-            data_B, starts_H = self._with_named(
-                data_B, starts_H, ranking.segments, ranking.rows, None, as_hits=False
+            data_B, starts_H = self._with_more(
+                data_B, starts_H, ranking.segments, ranking.rows, NO_FIELDS, as_hits=False
             )
         return data_B, np.append(starts_H - starts_H[0], len(data_B))
 
     def _is_alone(self, whole: Ranking) -> bool:
         """Return whether each hit has one named score, which is its score: none is of a search with words."""
-        if whole.by_vector is None or len(self._scored) != 1:
+        if whole.by_vector is None or len(self._scored) != 1 or whole.base is not None:
             return False
         return whole.dense is None and whole.lexical is None and not np.isnan(whole.by_vector).any()
 
@@ -231,18 +235,18 @@ class Hydrator:
             wire_kernels.put_in_order(*part, ends_H, out_B)
         return out_B, ends_H - sizes_H
 
-    def _with_named(
+    def _with_more(
         self,
         data_B: np.ndarray,
         starts_H: np.ndarray,
         numbers_H: np.ndarray,
         rows_H: np.ndarray,
-        by_vector_HS: np.ndarray | None,
+        of_hits: ExtraFields,
         *,
         as_hits: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return hits, or datapoints if not `as_hits`, with named and sparse vectors, and scores by named ones."""
-        of_datapoints = of_hits = NO_FIELDS
+        """Return hits, or datapoints if not `as_hits`, with named and sparse vectors, and more fields of hits."""
+        of_datapoints = NO_FIELDS
         if self._names:
             if len(data_B) + vector_bytes(self._segments, numbers_H) > MAX_ANSWER_BYTES:
                 raise _too_large()
@@ -251,8 +255,6 @@ class Hydrator:
             of_datapoints = joined_fields(of_datapoints, sparse_fields(self._segments, numbers_H, rows_H))
             if len(data_B) + len(of_datapoints.data_B) > MAX_ANSWER_BYTES:
                 raise _too_large()
-        if self._scored and by_vector_HS is not None:
-            of_hits = score_fields(self._scored, by_vector_HS)
         return with_fields(data_B, starts_H, of_datapoints, of_hits, whole=as_hits)
 
     def _put_one(
@@ -346,26 +348,6 @@ def _too_large() -> InvalidRequestError:
         f"the answer would have more than {MAX_ANSWER_BYTES >> 20} MiB; ask for fewer hits, or for fewer fields",
         field="k",
     )
-
-
-def _joined(rankings: Sequence[Ranking]) -> Ranking:
-    rankings = [ranking for ranking in rankings if len(ranking)] or rankings[:1]
-    if len(rankings) == 1:
-        return rankings[0]
-    parts: list[np.ndarray | None] = []
-    for name in Ranking.PARTS:
-        arrays = [getattr(ranking, name) for ranking in rankings]
-        if any(array is not None for array in arrays):
-            # Queries of one call may have several modes, of which only hybrid search has these scores.
-            pairs = zip(arrays, rankings, strict=True)
-            [shape] = {array.shape[1:] for array in arrays if array is not None}
-            arrays = [
-                np.full((len(each), *shape), np.nan, np.float32) if a is None else a for a, each in pairs
-            ]
-            parts.append(np.concatenate(arrays))
-        else:
-            parts.append(None)
-    return Ranking(*parts)  # type: ignore[arg-type]  # only those that may be are None
 
 
 class _Layout(NamedTuple):

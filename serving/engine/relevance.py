@@ -51,7 +51,7 @@ class HitRelevance:
         curve = self._curves[query]
         if curve is None:
             return ranking
-        scores_H = ranking.scores
+        scores_H = ranking.scores if ranking.base is None else ranking.base
         if self._by_words and len(ranking):
             words = candidates.words_of(query)
             assert isinstance(words, WeightedTerms)  # queries by sparse vector have no curve

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow.compute as pc
@@ -23,6 +23,7 @@ from scannery.indexer import CorpusStatistics, Segment
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import Words
+from scannery.serving.engine.local_signals import LocalSignalRows, search_time_s
 from scannery.serving.engine.query_vectors import Lookup
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking, Rows
@@ -51,6 +52,31 @@ class RankedCandidates(Protocol):
         """Return what a query, by its number, is searched by in modes lexical and hybrid."""
 
 
+class SignalRows(Protocol):
+    """The signals of a ranking expression for the rows of a search, and the rows by these."""
+
+    def signals(self, ranking: Ranking) -> np.ndarray:
+        """Return the signals of some rows, float32 (C, H)."""
+
+    def above(
+        self, query: int, scores: tuple[float, float], least: float, limit: int, below: float
+    ) -> tuple[Ranking, float]:
+        """Return rows that the filter allows by the upper bounds of their values, and a bound for all others.
+
+        Args:
+            query: its number.
+            scores: the lowest and the highest score that they may have, on the scale of the expression.
+            least: a value: rows whose bounds are below are left out.
+            limit: rows wanted, those with the highest bounds.
+            below: the highest score, as the search returns it.
+
+        Returns:
+            The rows with their scores as `RankedCandidates.best` returns them, in no order; none where a single row
+            cannot be scored. And the bound of those that were left out but for `least`; minus infinity: there are none.
+
+        """
+
+
 class RowSource(ABC):
     """The rows of one state of an index, for the queries of one batch."""
 
@@ -62,6 +88,10 @@ class RowSource(ABC):
     @abstractmethod
     def candidates(self, prepared: PreparedSearch, batch: QueryBatch) -> RankedCandidates:
         """Return the candidates of the queries of a batch; raises what `search` does."""
+
+    @abstractmethod
+    def signal_rows(self, prepared: PreparedSearch, batch: QueryBatch, candidates: Any) -> SignalRows:
+        """Return the signals of the ranking expression of a search; `candidates` are those of `candidates`."""
 
     @abstractmethod
     def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> WrittenHits:
@@ -98,6 +128,13 @@ class LocalRows(RowSource):
     def candidates(self, prepared: PreparedSearch, batch: QueryBatch) -> Candidates:
         """As `RowSource.candidates`."""
         return Candidates(prepared, batch)
+
+    def signal_rows(
+        self, prepared: PreparedSearch, batch: QueryBatch, candidates: Candidates
+    ) -> LocalSignalRows:
+        """As `RowSource.signal_rows`."""
+        assert prepared.options.ranking is not None
+        return LocalSignalRows(prepared, batch, candidates, search_time_s(prepared.options.ranking))
 
     def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> WrittenHits:
         """As `RowSource.hits`."""

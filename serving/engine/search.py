@@ -44,6 +44,7 @@ from scannery.serving.engine.query_vectors import named_rows
 from scannery.serving.engine.relevance import HitRelevance, with_rerank_relevance
 from scannery.serving.engine.row_source import LocalRows, RankedCandidates, RowSource
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.signal_ranking import SignalRankedCandidates
 from scannery.serving.engine.top_k import Ranking, crowd
 from scannery.serving.request.filter import Node
 from scannery.serving.request.modes import WIRE_METHODS, WIRE_MODES, Mode
@@ -52,7 +53,15 @@ from scannery.serving.request.query import ByText, ByVector, Query, Vectors, Wit
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats, SegmentStats
-from scannery.v1.search_pb2 import ExpandedWord, Explanation, Fusion, SearchResponse, SegmentPlan, StageTime
+from scannery.v1.search_pb2 import (
+    ExpandedWord,
+    Explanation,
+    Fusion,
+    RankingPlan,
+    SearchResponse,
+    SegmentPlan,
+    StageTime,
+)
 
 __all__ = ["PreparedQuery", "answers_of", "explanation", "reranked", "search"]
 
@@ -128,8 +137,16 @@ def explanation(
             ExpandedWord(word=word, pattern=pattern) for word, pattern in stats.expanded.get(path, {}).items()
         ],
         phrases=stats.phrases.get(path, ()),
+        ranking=_ranking_plan(stats, path),
         **_targets(snapshot, options),
     )
+
+
+def _ranking_plan(stats: QueryStats, path: str) -> RankingPlan | None:
+    if path not in stats.rankings:
+        return None
+    expression, rows, bound = stats.rankings[path]
+    return RankingPlan(expression=expression, rows=rows, unseen_bound=bound)
 
 
 def _targets(snapshot: Snapshot, options: Options) -> dict[str, Any]:
@@ -288,16 +305,19 @@ def search(
     if highlighter is not None:
         with batch.stats.stage("highlight"):
             serialized = with_snippets(serialized, highlighter.snippets(rankings))
-    if prepared.options.min_relevance is None or prepared.options.offset or all(map(len, rankings)):
+    notes = [_note(ranking, prepared.options) for ranking in rankings]
+    if not any(notes):
         return serialized
-    return _with_nothing_relevant(serialized, rankings)
+    return WrittenHits.of([data + note for data, note in zip(serialized.lists(), notes, strict=True)])
 
 
-def _with_nothing_relevant(serialized: WrittenHits, rankings: Sequence[Ranking]) -> WrittenHits:
-    """Return the same hits; in the place of those of a query without any the field `nothing_relevant`."""
-    nothing = SearchResponse(nothing_relevant=True).SerializeToString()
-    pairs = zip(serialized.lists(), rankings, strict=True)
-    return WrittenHits.of([data if len(ranking) else nothing for data, ranking in pairs])
+def _note(ranking: Ranking, options: Options) -> bytes:
+    """Return what the answer to a query says besides its hits, serialised."""
+    nothing_relevant = options.min_relevance is not None and not options.offset and not len(ranking)
+    if not nothing_relevant and ranking.unseen_bound is None:
+        return b""
+    note = SearchResponse(nothing_relevant=nothing_relevant, unseen_bound=ranking.unseen_bound)
+    return note.SerializeToString()
 
 
 def _search_one_segment(
@@ -362,7 +382,10 @@ def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[
     if options.rerank is not None:
         return _reranked(prepared, options.rerank, batch, rows)
     relevance = HitRelevance(options, batch)
-    candidates = rows.candidates(prepared, batch)
+    candidates: RankedCandidates = rows.candidates(prepared, batch)
+    if options.ranking is not None:
+        signals = rows.signal_rows(prepared, batch, candidates)
+        candidates = SignalRankedCandidates(candidates, signals, rows.segments, options, relevance, batch)
     named = named_rows(rows.lookup, batch.queries, batch.paths)
     finish = _Finish(rows, options, named, relevance, candidates)
     depth = options.offset + options.k + max(map(len, named), default=0)

@@ -32,6 +32,7 @@ from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import SearchResponse
 
 __all__ = [
+    "AllowedSegment",
     "PreparedSearch",
     "QueryBatch",
     "QueryPaths",
@@ -437,6 +438,10 @@ class PreparedSearch:
     def segments(self, snapshot: Snapshot, deadline: Deadline) -> SearchedSegments:
         """Return the segments that have allowed rows; DeadlineError if that takes too long."""
         return self.plan.segments(snapshot, self.where, deadline)
+
+    def allowed(self, snapshot: Snapshot, deadline: Deadline) -> list[AllowedSegment]:
+        """Return the datapoints that the filter allows, in any mode; DeadlineError if that takes too long."""
+        return _SegmentFilters(snapshot, self.options, self.where, deadline).segments()
 
     def took(self, seconds: float) -> None:
         """Record how long a search took."""

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-__all__ = ["EMPTY", "Ranking", "Rows", "best", "by_score_and_id", "crowd", "merge"]
+__all__ = ["EMPTY", "Ranking", "Rows", "best", "by_score_and_id", "concatenated", "crowd", "merge"]
 
 
 class Rows(Protocol):
@@ -47,8 +47,22 @@ class Ranking:
     """Named vectors: the score by each, float32 (H, S), NaN where a row does not have it, or was not scored by it."""
     relevance: np.ndarray | None = None
     """The probability that a hit answers the question, float32 (H,); None: the hits of the query have none."""
+    base: np.ndarray | None = None
+    """With a ranking expression: the score before it, float32 (H,), while `scores` are its values."""
+    unseen_bound: float | None = None
+    """With a ranking expression, where the search stopped: the value that no row which was not read is above."""
 
-    PARTS: ClassVar = ("segments", "rows", "scores", "dense", "lexical", "rerank", "by_vector", "relevance")
+    PARTS: ClassVar = (
+        "segments",
+        "rows",
+        "scores",
+        "dense",
+        "lexical",
+        "rerank",
+        "by_vector",
+        "relevance",
+        "base",
+    )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -64,6 +78,8 @@ class Ranking:
             None if self.rerank is None else self.rerank[selection],
             None if self.by_vector is None else self.by_vector[selection],
             None if self.relevance is None else self.relevance[selection],
+            None if self.base is None else self.base[selection],
+            self.unseen_bound,
         )
 
     def within(self, offset: int, count: int) -> Ranking:
@@ -74,6 +90,27 @@ class Ranking:
 
 
 EMPTY = Ranking(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+def concatenated(rankings: Sequence[Ranking]) -> Ranking:
+    """Return the rows of several rankings, of which some may lack parts, one ranking after the other."""
+    rankings = [ranking for ranking in rankings if len(ranking)] or rankings[:1]
+    if len(rankings) == 1:
+        return rankings[0]
+    parts: list[np.ndarray | None] = []
+    for name in Ranking.PARTS:
+        arrays = [getattr(ranking, name) for ranking in rankings]
+        if any(array is not None for array in arrays):
+            # Queries of one call may have several modes, of which only hybrid search has these scores.
+            pairs = zip(arrays, rankings, strict=True)
+            [shape] = {array.shape[1:] for array in arrays if array is not None}
+            arrays = [
+                np.full((len(each), *shape), np.nan, np.float32) if a is None else a for a, each in pairs
+            ]
+            parts.append(np.concatenate(arrays))
+        else:
+            parts.append(None)
+    return Ranking(*parts)  # type: ignore[arg-type]  # only those that may be are None
 
 
 def best(

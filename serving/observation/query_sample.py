@@ -133,6 +133,7 @@ def sampled(request: SearchMessage, query: search_pb2.Query, principal: Principa
         "rerank",
         "fusion",
         "min_relevance",
+        "ranking",
         "return_fields",
         "return_vector",
         "highlight",

@@ -39,6 +39,7 @@ from scannery.serving.request.query import (
     check_within,
     parse_vectors,
 )
+from scannery.serving.request.ranking import RankingOption, parse_ranking
 from scannery.serving.request.relevance import curve_of, parse_min_relevance, without_relevance
 from scannery.v1 import search_pb2 as pb
 
@@ -189,6 +190,8 @@ class Options:
     fusion: Fusion = DEFAULT_FUSION
     expansion: Expansion = NO_EXPANSION
     """Which words of texts stand for others, too."""
+    ranking: RankingOption | None = None
+    """What hits are ordered by; None: their scores."""
     rerank: Rerank | None = None
     highlight: Highlight | None = None
     text_mode: Mode | None = None
@@ -250,7 +253,7 @@ class Options:
         """The estimated cost of a search with these options, which a filter raises."""
         if self.mode != "dense" or self.rerank is not None or self.highlight is not None or self.explain:
             return CostClass.STAGED
-        if len(self.vectors) > 1 or self.diversity:
+        if len(self.vectors) > 1 or self.diversity or self.ranking is not None:
             return CostClass.STAGED
         return CostClass.SCANNED if self.exact else CostClass.INDEXED
 
@@ -323,6 +326,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         expansion=Expansion(
             typos=message.typos if message.HasField("typos") else spec.search.typos, prefix=message.prefix
         ),
+        ranking=parse_ranking(message, spec),
         rerank=_rerank(message, manifest),
         highlight=_highlight(message, k + message.offset, spec.index, vectors),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from typing_extensions import assert_never
@@ -130,6 +130,12 @@ def _with_condition(condition: Condition, field: Field) -> RowSet:
     return matching
 
 
+class _Sized(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+SizedT = TypeVar("SizedT", bound=_Sized)
 _Indexed: TypeAlias = AttributePostings | DynamicField | GeoIndex
 _Key = tuple[str, Node, "weakref.ref[AllowedRows] | None"]
 """A segment, a filter, and the live rows. Each write makes new live rows, and an entry must not keep the old ones: it
@@ -166,7 +172,7 @@ class FilterCache:
         self._allowed: BoundedCache[_Key, AllowedRows] = (
             BoundedCache(max_bytes) if shared is None else shared._allowed
         )
-        self._indexes: BoundedCache[tuple[str, str], _Indexed] = (
+        self._indexes: BoundedCache[Hashable, Any] = (
             BoundedCache(max_index_bytes) if shared is None else shared._indexes
         )
         self._times: BoundedCache[Hashable, SearchTimes] = BoundedCache(_MAX_TIMES_BYTES)
@@ -218,6 +224,14 @@ class FilterCache:
             if not allowed.refers_to_others:
                 self._allowed.keep(key, allowed, size_of(node) + allowed.size_bytes)
         return allowed
+
+    def derived(self, segment: Segment, key: Hashable, make: Callable[[], SizedT]) -> SizedT:
+        """Return what a function makes of the attributes of a segment, kept by a key with the attribute indexes."""
+        found: SizedT | None = self._indexes.find((segment.entry.sha256, key))
+        if found is None:
+            found = make()
+            self._indexes.keep((segment.entry.sha256, key), found, found.size_bytes)
+        return found
 
     def times(self, node: Node, *context: Hashable) -> SearchTimes | None:
         """Return the times of the latest searches in a context by filters of the same form; None: it has none."""
@@ -284,7 +298,7 @@ class FilterCache:
 
     def _indexed(self, segment: Segment, name: str, deadline: Deadline) -> _Indexed:
         key = _key(segment, name)
-        index = self._indexes.find(key)
+        index: _Indexed | None = self._indexes.find(key)
         if index is None:
             # Made without a lock: two threads may make the same, and neither waits.
             deadline.check()

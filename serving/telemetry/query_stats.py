@@ -40,7 +40,7 @@ class SegmentStats:
 class QueryStats:
     """Statistics of one request. Written by one thread at a time."""
 
-    __slots__ = ("_rows", "expanded", "explained", "phrases", "plan", "segments", "stages_s")
+    __slots__ = ("_rows", "expanded", "explained", "phrases", "plan", "rankings", "segments", "stages_s")
 
     def __init__(self) -> None:
         self.plan = ""
@@ -62,6 +62,8 @@ class QueryStats:
             """Patterns of the words of a query that stand for others by word, by path of the query."""
             self.phrases: dict[str, Sequence[str]] = {}
             """Phrases in quotes that hits must have, by path of the query."""
+            self.rankings: dict[str, tuple[str, int, float | None]] = {}
+            """Ranking expression, rows that it was computed for, and the bound of others, by path of the query."""
 
     @property
     def detailed(self) -> bool:

@@ -28,10 +28,11 @@ from scannery.serving.contract import LEAF_SEARCH
 from scannery.serving.engine.dense import dense_rankings, ranges_of, with_scores
 from scannery.serving.engine.hybrid import fuse, fusion_depth, keys_of, vector_scale, word_scale
 from scannery.serving.engine.lexical import Words, query_words
+from scannery.serving.engine.local_signals import search_time_s
 from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import EMPTY, Ranking, merge
-from scannery.serving.request.modes import WIRE_MODES
+from scannery.serving.request.modes import WIRE_METHODS, WIRE_MODES
 from scannery.serving.request.query import WithSparse, check_has_vectors
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.leaf_pb2 import At
@@ -90,6 +91,28 @@ class LeafCandidates:
         candidates = self._candidates(queries, depth)
         return [self._ranked(each, hits) for each in candidates]
 
+    def by_signal(self, query: int, bounds: pb.LeafSignalBounds) -> list[tuple[Ranking, float]]:
+        """Return what each group of leaves finds for a query by signals, and the bound of its other rows."""
+        request = self._request(np.array([query]), 1)
+        request.above.append(bounds)
+        responses = self._rows.reader.all(LEAF_SEARCH, request, pb.LeafSearchResponse)
+        return [
+            (self._by_signal(group, response.results[0]), response.results[0].bound)
+            for group, response in responses.items()
+        ]
+
+    def _by_signal(self, group: int, result: pb.LeafFound) -> Ranking:
+        numbers = self._rows.segments[group].take_in(result)
+        places_H, scores_H = _decoded(result.above)
+        ranking = Ranking(np.full(len(places_H), group, np.int64), numbers[places_H], scores_H)
+        if self._options.mode == "hybrid":
+            by_vector, by_words = result.above_by_vector, result.above_by_words
+            if len(by_vector) != 4 * len(places_H) or len(by_words) != len(by_vector):
+                raise ValueError(f"a leaf answered with {len(places_H)} rows and other numbers of scores")
+            dense, lexical = np.frombuffer(by_vector, "<f4"), np.frombuffer(by_words, "<f4")
+            return replace(ranking, dense=dense, lexical=lexical)
+        return with_scores(ranking, 0, len(self._options.vectors.names) if self._query_vectors else 0)
+
     def words_of(self, query: int) -> Words:
         """As `RankedCandidates.words_of`."""
         return self._asked_words[query]
@@ -141,11 +164,7 @@ class LeafCandidates:
         return vectors + (self._words[query].ByteSize() if self._words else 0)
 
     def _found_at_once(self, queries: np.ndarray, depth: int) -> list[_GroupCandidates]:
-        request = pb.LeafSearchRequest(queries=len(queries), wanted=depth, vectors=self._vectors(queries))
-        request.MergeFrom(self._template)
-        if self._words:
-            request.words.extend(self._words[query] for query in queries.tolist())
-        request.datapoints = not self._fused and depth <= MAX_INLINE
+        request = self._request(queries, depth)
         responses = self._rows.reader.all(LEAF_SEARCH, request, pb.LeafSearchResponse)
         self.total = sum(response.allowed for response in responses.values())
         self._rows.reader.rows.update((group, response.rows) for group, response in responses.items())
@@ -154,6 +173,15 @@ class LeafCandidates:
             self._merged(query, {group: each.results[at] for group, each in responses.items()}, depth, few)
             for at, query in enumerate(queries.tolist())
         ]
+
+    def _request(self, queries: np.ndarray, depth: int) -> pb.LeafSearchRequest:
+        """Return a request for the best rows of some queries."""
+        request = pb.LeafSearchRequest(queries=len(queries), wanted=depth, vectors=self._vectors(queries))
+        request.MergeFrom(self._template)
+        if self._words:
+            request.words.extend(self._words[query] for query in queries.tolist())
+        request.datapoints = not self._fused and depth <= MAX_INLINE and not self._template.options.ranking
+        return request
 
     def _merged(
         self, query: int, results: Mapping[int, pb.LeafFound], depth: int, few: Sequence[int]
@@ -227,9 +255,15 @@ class LeafCandidates:
             message.target_recall = options.target_recall
         if self._where is not None:
             message.where.CopyFrom(rows.filters.get(self._where, request.where))
+        now_s = 0.0
+        if options.ranking is not None:
+            message.ranking, now_s = options.ranking.expression, search_time_s(options.ranking)
+            if options.mode == "hybrid":
+                message.fusion.method = WIRE_METHODS[options.fusion.method]
+                message.fusion.alpha = options.fusion.alpha
         scales = self._fused and self._where is not None and options.fusion.scales_queries
         return pb.LeafSearchRequest(
-            at=rows.reader.at, options=message, group_by=options.group_by or "", scales=scales
+            at=rows.reader.at, options=message, group_by=options.group_by or "", scales=scales, now_s=now_s
         )
 
 

@@ -29,6 +29,7 @@ from scannery.serving.contract import LEAF_FETCH, LEAF_STATISTICS
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import members_of
 from scannery.serving.engine.remote.leaf_candidates import KeptCounts, LeafCandidates
+from scannery.serving.engine.remote.leaf_signals import LeafSignalRows
 from scannery.serving.engine.remote.state_reader import StateReader
 from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
@@ -64,6 +65,8 @@ class LeafTable:
         """Datapoints with the fields of the request, each as the field `datapoint` of a Hit."""
         self.texts: dict[int, str] = {}
         """The texts that are searched by words, and reranked."""
+        self.signals: dict[int, np.ndarray] = {}
+        """The signals of the ranking expression, float32 (C,)."""
         self._vectors: dict[tuple[str, int], np.ndarray] = {}
 
     def numbers_of(self, ids: Iterable[str]) -> np.ndarray:
@@ -77,7 +80,10 @@ class LeafTable:
     def take_in(self, result: LeafFound) -> np.ndarray:
         """Return the number of each row that a leaf found, int64 (R,), and keep what it returned with them."""
         numbers_R = self.numbers_of(result.ids)
-        numbers = numbers_R.tolist() if result.groups or result.datapoints else []
+        numbers = numbers_R.tolist() if result.groups or result.datapoints or result.signals else []
+        if result.signals:
+            signals_RC = np.frombuffer(result.signals, "<f4").reshape(len(numbers), -1)
+            self.signals.update(zip(numbers, signals_RC, strict=True))
         if result.groups:
             pairs = zip(numbers, result.groups, strict=True)
             self.values.update((number, value) for number, value in pairs if value.WhichOneof("kind"))
@@ -177,6 +183,7 @@ def _scores(ranking: Ranking) -> list[list[bytes]]:
         (Hit.LEXICAL_SCORE_FIELD_NUMBER, ranking.lexical),
         (Hit.RERANK_SCORE_FIELD_NUMBER, ranking.rerank),
         (Hit.RELEVANCE_FIELD_NUMBER, ranking.relevance),
+        (Hit.BASE_SCORE_FIELD_NUMBER, ranking.base),
     )
     return [_fields(field, scores_H) for field, scores_H in arrays if scores_H is not None]
 
@@ -233,6 +240,12 @@ class LeafRows(RowSource):
         """As `RowSource.candidates`."""
         self._read_named(prepared, batch)
         return LeafCandidates(self, prepared, batch)
+
+    def signal_rows(
+        self, prepared: PreparedSearch, batch: QueryBatch, candidates: LeafCandidates
+    ) -> LeafSignalRows:
+        """As `RowSource.signal_rows`."""
+        return LeafSignalRows(self, prepared, candidates)
 
     def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> WrittenHits:
         """As `RowSource.hits`."""

@@ -27,6 +27,7 @@ from scannery.serving import limits
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hybrid import keys_in, keys_of, places_of
 from scannery.serving.engine.lexical import Words, check_sparse, word_index
+from scannery.serving.engine.local_signals import LocalSignalRows
 from scannery.serving.engine.query_vectors import NOT_ASKED, AskedVectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking
@@ -107,6 +108,10 @@ def _options(request: pb.LeafSearchRequest, snapshot: Snapshot) -> ParsedOptions
         applied.knobs.CopyFrom(options.knobs)
     if options.HasField("target_recall"):
         applied.target_recall = options.target_recall
+    if options.ranking:
+        applied.ranking = options.ranking
+        if options.HasField("fusion"):
+            applied.fusion.CopyFrom(options.fusion)
     if request.datapoints:
         applied.return_fields.extend(options.return_fields)
         applied.return_vector = options.return_vector
@@ -236,10 +241,20 @@ def search_response(
     # The queries themselves stay at the root, which has made vectors and weights of them.
     batch = QueryBatch(snapshot, (), paths, deadline, stats)
     candidates = Candidates(prepared, batch, vectors=search.vectors, words=search.words)
+    signals = _signal_rows(request, prepared, batch, candidates)
     with stats.stage("search"):
-        rankings = _ranked(candidates, search)
-        answers = [pb.LeafFound() for _ in rankings]
+        if signals is not None and request.above:
+            _check_items("above", len(request.above), search.queries)
+            by_signal = [_above(signals, number, each) for number, each in enumerate(request.above)]
+            rankings, answers = [each for each, _ in by_signal], [answer for _, answer in by_signal]
+        else:
+            rankings = _ranked(candidates, search)
+            answers = [pb.LeafFound() for _ in rankings]
         for number, (answer, ranking) in enumerate(zip(answers, rankings, strict=True)):
+            if signals is not None:
+                answer.signals = _signals(signals, ranking.keys_U)
+            if request.above:
+                continue
             _put_rankings(answer, ranking, search)
             if len(search.options.vectors) > 1 and search.vectors is not None:
                 answer.scores = _scores(candidates, number, ranking, len(search.options.vectors))
@@ -253,6 +268,40 @@ def search_response(
         allowed_by_vector=() if search.vectors is None else candidates.dense.allowed_by_vector,
         rows=snapshot.rows,
     )
+
+
+def _signal_rows(
+    request: pb.LeafSearchRequest, prepared: PreparedSearch, batch: QueryBatch, candidates: Candidates
+) -> LocalSignalRows | None:
+    """Return the signals of the ranking expression of a request; None: it has none."""
+    if prepared.options.ranking is None:
+        if request.above:
+            raise InvalidRequestError.at("above", "needs a ranking")
+        return None
+    if not np.isfinite(request.now_s):
+        raise InvalidRequestError.at("now_s", f"must be finite, got {request.now_s:g}")
+    return LocalSignalRows(prepared, batch, candidates, request.now_s)
+
+
+def _above(
+    signals: LocalSignalRows, query: int, bounds: pb.LeafSignalBounds
+) -> tuple[_Rankings, pb.LeafFound]:
+    """Return the rows of a query by their signals."""
+    scores = (bounds.lowest_score, bounds.highest_score)
+    limit = check_within(f"above[{query}].limit", bounds.limit, 1, limits.MAX_LEAF_ROWS)
+    ranking, bound = signals.above(query, scores, bounds.least, limit, bounds.below)
+    keys_U = np.sort(keys_of(ranking))
+    answer = pb.LeafFound(above=_message(ranking, keys_U), bound=bound)
+    if ranking.dense is not None and ranking.lexical is not None:
+        answer.above_by_vector = ranking.dense.astype("<f4").tobytes()
+        answer.above_by_words = ranking.lexical.astype("<f4").tobytes()
+    return _Rankings([], None, keys_U), answer
+
+
+def _signals(rows: LocalSignalRows, keys_U: np.ndarray) -> bytes:
+    """Return the signals of rows, as `LeafFound.signals`."""
+    ranking = Ranking(*places_of(keys_U), np.zeros(len(keys_U), np.float32))
+    return rows.signals(ranking).T.astype("<f4").tobytes()
 
 
 def _ranked(candidates: Candidates, search: LeafSearch) -> list[_Rankings]:

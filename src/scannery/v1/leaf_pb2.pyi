@@ -168,6 +168,8 @@ class LeafSearchRequest(_message.Message):
     GROUP_BY_FIELD_NUMBER: _builtins.int
     DATAPOINTS_FIELD_NUMBER: _builtins.int
     SCALES_FIELD_NUMBER: _builtins.int
+    NOW_S_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
     queries: _builtins.int
     """Number of queries."""
     wanted: _builtins.int
@@ -178,13 +180,15 @@ class LeafSearchRequest(_message.Message):
     """Also return the datapoints."""
     scales: _builtins.bool
     """Also return the scores without the filter that the scales of fusion need."""
+    now_s: _builtins.float
+    """With `options.ranking`: the time of the search, seconds since 1970."""
     @_builtins.property
     def at(self) -> Global___At:
         """The state to read."""
 
     @_builtins.property
     def options(self) -> _search_pb2.SearchOptions:
-        """`where`, `mode`, `exact`, `target_recall`, `knobs`, `vectors`, `inner_product`; with `datapoints` also `return_fields` and
+        """`where`, `mode`, `exact`, `target_recall`, `knobs`, `vectors`, `inner_product`, `ranking`, with it `fusion`; with `datapoints` also `return_fields` and
         `return_vector`. The leaf applies nothing else of them. The mode is set.
         """
 
@@ -195,6 +199,10 @@ class LeafSearchRequest(_message.Message):
     @_builtins.property
     def words(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafWords]:
         """LEXICAL and HYBRID: the words of each query."""
+
+    @_builtins.property
+    def above(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafSignalBounds]:
+        """With `options.ranking`: return datapoints by their signals instead of by vector and by words; one for each query."""
 
     def __init__(
         self,
@@ -208,14 +216,54 @@ class LeafSearchRequest(_message.Message):
         group_by: _builtins.str = ...,
         datapoints: _builtins.bool = ...,
         scales: _builtins.bool = ...,
+        now_s: _builtins.float = ...,
+        above: _abc.Iterable[Global___LeafSignalBounds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "datapoints", b"datapoints", "group_by", b"group_by", "options", b"options", "queries", b"queries", "scales", b"scales", "vectors", b"vectors", "wanted", b"wanted", "words", b"words"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "at", b"at", "datapoints", b"datapoints", "group_by", b"group_by", "now_s", b"now_s", "options", b"options", "queries", b"queries", "scales", b"scales", "vectors", b"vectors", "wanted", b"wanted", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeafSearchRequest: _TypeAlias = LeafSearchRequest  # noqa: Y015
+
+@_typing.final
+class LeafSignalBounds(_message.Message):
+    """Which datapoints are returned by their signals."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOWEST_SCORE_FIELD_NUMBER: _builtins.int
+    HIGHEST_SCORE_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
+    lowest_score: _builtins.float
+    """The lowest score that they may have, on the scale of the expression."""
+    highest_score: _builtins.float
+    """The highest one."""
+    least: _builtins.float
+    """A value: datapoints whose upper bounds are below are left out."""
+    limit: _builtins.int
+    """Most datapoints that are returned, those with the highest bounds."""
+    below: _builtins.float
+    """HYBRID: a score that none of them has."""
+    def __init__(
+        self,
+        *,
+        lowest_score: _builtins.float = ...,
+        highest_score: _builtins.float = ...,
+        least: _builtins.float = ...,
+        limit: _builtins.int = ...,
+        below: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "highest_score", b"highest_score", "least", b"least", "limit", b"limit", "lowest_score", b"lowest_score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeafSignalBounds: _TypeAlias = LeafSignalBounds  # noqa: Y015
 
 @_typing.final
 class LeafVectors(_message.Message):
@@ -343,12 +391,25 @@ class LeafFound(_message.Message):
     DATAPOINTS_FIELD_NUMBER: _builtins.int
     UNFILTERED_FIELD_NUMBER: _builtins.int
     BEST_BY_WORDS_FIELD_NUMBER: _builtins.int
+    SIGNALS_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
+    ABOVE_BY_VECTOR_FIELD_NUMBER: _builtins.int
+    ABOVE_BY_WORDS_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
     scores: _builtins.bytes
     """Several vectors: the exact score of each row by each vector, float32 little-endian, row by row; NaN where the row or
     the query does not have the vector.
     """
     best_by_words: _builtins.float
     """With `scales`: the best score by words without the filter."""
+    signals: _builtins.bytes
+    """With `options.ranking`: the signals of each row, float32 little-endian, row by row."""
+    above_by_vector: _builtins.bytes
+    """HYBRID, with `above`: their scores by vector, float32 little-endian; NaN where a row has no vector."""
+    above_by_words: _builtins.bytes
+    """HYBRID, with `above`: their scores by words; NaN where a row has no word of the query."""
+    bound: _builtins.float
+    """With `above`: the upper bound of the values of rows that `limit` left out; minus infinity: none."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of all rows that any of the rankings has, in no order."""
@@ -373,6 +434,10 @@ class LeafFound(_message.Message):
     def unfiltered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """With `scales`: for each vector the best scores without the filter, float32 little-endian, at most 200, descending."""
 
+    @_builtins.property
+    def above(self) -> Global___LeafRanking:
+        """With `above`: those rows, in no order, with their scores."""
+
     def __init__(
         self,
         *,
@@ -384,10 +449,15 @@ class LeafFound(_message.Message):
         datapoints: _abc.Iterable[_builtins.bytes] | None = ...,
         unfiltered: _abc.Iterable[_builtins.bytes] | None = ...,
         best_by_words: _builtins.float | None = ...,
+        signals: _builtins.bytes = ...,
+        above: Global___LeafRanking | None = ...,
+        above_by_vector: _builtins.bytes = ...,
+        above_by_words: _builtins.bytes = ...,
+        bound: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "best_by_words", b"best_by_words", "by_words", b"by_words"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "best_by_words", b"best_by_words", "by_words", b"by_words"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "best_by_words", b"best_by_words", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "groups", b"groups", "ids", b"ids", "scores", b"scores", "unfiltered", b"unfiltered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "above_by_vector", b"above_by_vector", "above_by_words", b"above_by_words", "best_by_words", b"best_by_words", "bound", b"bound", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "groups", b"groups", "ids", b"ids", "scores", b"scores", "signals", b"signals", "unfiltered", b"unfiltered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_by_words: _TypeAlias = _typing.Literal["best_by_words"]  # noqa: Y015
     _WhichOneofArgType__best_by_words: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words"]  # noqa: Y015

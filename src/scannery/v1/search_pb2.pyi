@@ -206,6 +206,7 @@ class SearchOptions(_message.Message):
     TYPOS_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     MIN_RELEVANCE_FIELD_NUMBER: _builtins.int
+    RANKING_FIELD_NUMBER: _builtins.int
     DIVERSITY_FIELD_NUMBER: _builtins.int
     FURTHER_CROWDING_FIELD_NUMBER: _builtins.int
     k: _builtins.int
@@ -243,6 +244,11 @@ class SearchOptions(_message.Message):
     """Modes LEXICAL and HYBRID: the last word of a text may be the beginning of a word, for search as one types."""
     min_relevance: _builtins.float
     """Return only hits with at least this relevance, 0 to 1. INVALID_ARGUMENT where hits have none."""
+    ranking: _builtins.str
+    """What hits are ordered by instead of their score: the name of a ranking in the spec of the index, or an expression of `score`
+    and attributes (docs/ranking.md). At most 4000 characters. `score` of a hit then is its value, and `min_score` applies to it;
+    `min_relevance` applies to the score before. With `rerank`, the cross-encoder reorders the best by it.
+    """
     diversity: _builtins.float
     """Weight of novelty in the choice of hits, 0 to 1 (maximal marginal relevance); absent or 0: hits are chosen by score alone.
     The next hit is the candidate with the greatest (1 - diversity) * relevance - diversity * similarity. Its relevance is its
@@ -318,12 +324,13 @@ class SearchOptions(_message.Message):
         typos: _builtins.bool | None = ...,
         prefix: _builtins.bool = ...,
         min_relevance: _builtins.float | None = ...,
+        ranking: _builtins.str = ...,
         diversity: _builtins.float | None = ...,
         further_crowding: _abc.Iterable[Global___Crowding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "crowding", b"crowding", "diversity", b"diversity", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "crowding", b"crowding", "diversity", b"diversity", "exact", b"exact", "explain", b"explain", "further_crowding", b"further_crowding", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "crowding", b"crowding", "diversity", b"diversity", "exact", b"exact", "explain", b"explain", "further_crowding", b"further_crowding", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "ranking", b"ranking", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__diversity: _TypeAlias = _typing.Literal["diversity"]  # noqa: Y015
     _WhichOneofArgType__diversity: _TypeAlias = _typing.Literal["_diversity", b"_diversity"]  # noqa: Y015
@@ -629,6 +636,7 @@ class Hit(_message.Message):
     SNIPPET_FIELD_NUMBER: _builtins.int
     VECTOR_SCORES_FIELD_NUMBER: _builtins.int
     RELEVANCE_FIELD_NUMBER: _builtins.int
+    BASE_SCORE_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """Higher is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. LEXICAL: BM25.
     HYBRID, and by several vectors: the fused score.
@@ -645,6 +653,8 @@ class Hit(_message.Message):
     WEIGHTED_SCORE and the measured `alpha`; not with `inner_product`, sparse vectors, or ids in the query. With `rerank` that of
     `rerank_score`, if the build measured the same cross-encoder; else, and without that score, that of the first ranking.
     """
+    base_score: _builtins.float
+    """With `ranking`: the score before it."""
     @_builtins.property
     def datapoint(self) -> _types_pb2.Datapoint:
         """Its vector only with `return_vector`."""
@@ -675,11 +685,14 @@ class Hit(_message.Message):
         snippet: Global___Snippet | None = ...,
         vector_scores: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         relevance: _builtins.float | None = ...,
+        base_score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet", "vector_scores", b"vector_scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet", "vector_scores", b"vector_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__base_score: _TypeAlias = _typing.Literal["base_score"]  # noqa: Y015
+    _WhichOneofArgType__base_score: _TypeAlias = _typing.Literal["_base_score", b"_base_score"]  # noqa: Y015
     _WhichOneofReturnType__dense_score: _TypeAlias = _typing.Literal["dense_score"]  # noqa: Y015
     _WhichOneofArgType__dense_score: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score"]  # noqa: Y015
     _WhichOneofReturnType__lexical_score: _TypeAlias = _typing.Literal["lexical_score"]  # noqa: Y015
@@ -688,6 +701,8 @@ class Hit(_message.Message):
     _WhichOneofArgType__relevance: _TypeAlias = _typing.Literal["_relevance", b"_relevance"]  # noqa: Y015
     _WhichOneofReturnType__rerank_score: _TypeAlias = _typing.Literal["rerank_score"]  # noqa: Y015
     _WhichOneofArgType__rerank_score: _TypeAlias = _typing.Literal["_rerank_score", b"_rerank_score"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_score) -> _WhichOneofReturnType__base_score | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dense_score) -> _WhichOneofReturnType__dense_score | None: ...
     @_typing.overload
@@ -746,6 +761,7 @@ class SearchResponse(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
     NOTHING_RELEVANT_FIELD_NUMBER: _builtins.int
+    UNSEEN_BOUND_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the index that was searched."""
     sequence: _builtins.int
@@ -754,6 +770,10 @@ class SearchResponse(_message.Message):
     """The mode that was used."""
     nothing_relevant: _builtins.bool
     """Whether no hit has `min_relevance`, which the request has with an `offset` of 0."""
+    unseen_bound: _builtins.float
+    """With `ranking`, where the search stopped early: the value that no datapoint which was not read is above. Absent: none of
+    these can be among the hits.
+    """
     @_builtins.property
     def hits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hit]:
         """Best first; equal scores by id."""
@@ -776,12 +796,15 @@ class SearchResponse(_message.Message):
         mode: Global___Mode.ValueType = ...,
         coverage: Global___Coverage | None = ...,
         nothing_relevant: _builtins.bool = ...,
+        unseen_bound: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "explanation", b"explanation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "coverage", b"coverage", "explanation", b"explanation", "unseen_bound", b"unseen_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "explanation", b"explanation", "hits", b"hits", "mode", b"mode", "nothing_relevant", b"nothing_relevant", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "coverage", b"coverage", "explanation", b"explanation", "hits", b"hits", "mode", b"mode", "nothing_relevant", b"nothing_relevant", "sequence", b"sequence", "unseen_bound", b"unseen_bound", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__unseen_bound: _TypeAlias = _typing.Literal["unseen_bound"]  # noqa: Y015
+    _WhichOneofArgType__unseen_bound: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unseen_bound) -> _WhichOneofReturnType__unseen_bound | None: ...
 
 Global___SearchResponse: _TypeAlias = SearchResponse  # noqa: Y015
 
@@ -874,8 +897,11 @@ class HitList(_message.Message):
     HITS_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
     NOTHING_RELEVANT_FIELD_NUMBER: _builtins.int
+    UNSEEN_BOUND_FIELD_NUMBER: _builtins.int
     nothing_relevant: _builtins.bool
     """As in SearchResponse, with the same number: the hits of both are written alike."""
+    unseen_bound: _builtins.float
+    """Likewise."""
     @_builtins.property
     def hits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hit]:
         """Best first; equal scores by id."""
@@ -890,12 +916,15 @@ class HitList(_message.Message):
         hits: _abc.Iterable[Global___Hit] | None = ...,
         explanation: Global___Explanation | None = ...,
         nothing_relevant: _builtins.bool = ...,
+        unseen_bound: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "explanation", b"explanation", "unseen_bound", b"unseen_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "hits", b"hits", "nothing_relevant", b"nothing_relevant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "explanation", b"explanation", "hits", b"hits", "nothing_relevant", b"nothing_relevant", "unseen_bound", b"unseen_bound"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__unseen_bound: _TypeAlias = _typing.Literal["unseen_bound"]  # noqa: Y015
+    _WhichOneofArgType__unseen_bound: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unseen_bound) -> _WhichOneofReturnType__unseen_bound | None: ...
 
 Global___HitList: _TypeAlias = HitList  # noqa: Y015
 
@@ -1602,6 +1631,7 @@ class Explanation(_message.Message):
     RECALL_STEPS_FIELD_NUMBER: _builtins.int
     EXPANDED_WORDS_FIELD_NUMBER: _builtins.int
     PHRASES_FIELD_NUMBER: _builtins.int
+    RANKING_FIELD_NUMBER: _builtins.int
     expected_recall: _builtins.float
     """Expected recall at the settings used, 0 to 1."""
     mode: Global___Mode.ValueType
@@ -1634,6 +1664,10 @@ class Explanation(_message.Message):
     def phrases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Phrases in quotes that all hits have, as the query has them. Without those that no datapoint has, which are not required."""
 
+    @_builtins.property
+    def ranking(self) -> Global___RankingPlan:
+        """With `ranking`: how it was computed."""
+
     def __init__(
         self,
         *,
@@ -1647,14 +1681,47 @@ class Explanation(_message.Message):
         recall_steps: _builtins.int = ...,
         expanded_words: _abc.Iterable[Global___ExpandedWord] | None = ...,
         phrases: _abc.Iterable[_builtins.str] | None = ...,
+        ranking: Global___RankingPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion", "ranking", b"ranking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "ranking", b"ranking", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
+class RankingPlan(_message.Message):
+    """How the hits of a query were ordered by a ranking expression."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPRESSION_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    UNSEEN_BOUND_FIELD_NUMBER: _builtins.int
+    expression: _builtins.str
+    """The expression."""
+    rows: _builtins.int
+    """Datapoints that it was computed for."""
+    unseen_bound: _builtins.float
+    """As in SearchResponse."""
+    def __init__(
+        self,
+        *,
+        expression: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        unseen_bound: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "unseen_bound", b"unseen_bound"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "expression", b"expression", "rows", b"rows", "unseen_bound", b"unseen_bound"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__unseen_bound: _TypeAlias = _typing.Literal["unseen_bound"]  # noqa: Y015
+    _WhichOneofArgType__unseen_bound: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unseen_bound) -> _WhichOneofReturnType__unseen_bound | None: ...
+
+Global___RankingPlan: _TypeAlias = RankingPlan  # noqa: Y015
 
 @_typing.final
 class ExpandedWord(_message.Message):
