@@ -53,6 +53,11 @@ WORDS = [
     "vector", "search", "podcast", "wasm", "goroutine", "channel", "index", "query", "naïve", "café", "passage",
     "deep", "river",
 ]  # fmt: skip
+RANKINGS = [
+    "score + 0.05 * rating",
+    "score * (1 + 0.2 * (show == 'b')) + 0.3 * decay(published, '2000d', 1.6e9)",
+    "score if live else -rating",
+]
 VECTORS_ND = clustered(ROWS, DIMENSIONS, seed=7)
 VECTORS_ND[11::97] = VECTORS_ND[11]  # equal scores, which must come out by id
 TOPICS_ND = clustered(ROWS, TOPIC_DIMENSIONS, seed=8)
@@ -161,6 +166,8 @@ def any_options(chosen: random.Random) -> SearchOptions:
     if chosen.random() < 0.3:
         options.typos = chosen.random() < 0.5
     options.prefix = chosen.random() < 0.3
+    if chosen.random() < 0.3:
+        options.ranking = chosen.choice(RANKINGS)
     return options
 
 
