@@ -138,8 +138,8 @@ def _comparison(name: str, operator: Any, value: Any) -> str:
     if operator in _COMPARISONS:
         return f"{name} {_COMPARISONS[operator]} {_literal(value)}"
     if operator in ("$in", "$nin"):
-        found = _membership(name, value)
-        return found if operator == "$in" else f"not ({found})"
+        membership = _membership(name, value)
+        return membership if operator == "$in" else f"not ({membership})"
     if operator == "$exists" and isinstance(value, bool):
         return f"has({name})" if value else f"not has({name})"
     raise ValueError(f"where: {operator!r:.80} is no operator of boosts")

@@ -179,7 +179,7 @@ class Hit(Datapoint):
     mean; of a reranked hit, if the cross-encoder is the measured one, by that score. None of several vectors and sparse
     ones, `Like`, and hybrid search with named vectors, an `alpha` of one's own or by `reciprocal_rank`."""
     base_score: float | None = None
-    """With `ranking` or `boost`: the score before it, while `score` is the value of the expression."""
+    """Score before `ranking` or `boost`, while `score` is the value of the expression."""
     group: AttributeValue | None = None
     """What `max_per_group` grouped by."""
     snippet: Snippet | None = None
@@ -223,7 +223,7 @@ class RankingPlan:
     rows: int
     """Datapoints that it was computed for."""
     unseen_bound: float | None = None
-    """As `Hits.unseen_bound`."""
+    """Value that no datapoint which was not read is above, as `Hits.unseen_bound`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,8 +291,8 @@ class Hits(list[Hit]):
     nothing_relevant: bool = False
     """Whether no hit has the `min_relevance` of the search; False of a page with an `offset`."""
     unseen_bound: float | None = None
-    """With `ranking` or `boost`, where the search stopped early: the value that no datapoint which was not read is
-    above. None: no such datapoint can be among the hits."""
+    """Value that no datapoint which was not read is above, where a search by `ranking` or `boost` stopped early. None: no
+    such datapoint can be among the hits."""
 
     def to_arrow(self) -> pa.Table:
         """Return the hits as an Arrow table: a column for each field, and one for each attribute by its name.

@@ -216,8 +216,8 @@ class _Parser:
 
     def _compared(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Expression:
         if isinstance(operator, (ast.In, ast.NotIn)):
-            found = self._membership(left, right)
-            return Call("not", (found,)) if isinstance(operator, ast.NotIn) else found
+            member = self._membership(left, right)
+            return Call("not", (member,)) if isinstance(operator, ast.NotIn) else member
         name = _OPERATORS.get(type(operator))
         if name is None:
             raise RankingSyntaxError("is: compare by ==")
@@ -271,9 +271,9 @@ class _Parser:
             raise RankingSyntaxError(f"{prefix}{name!r} is a {kind}, not {' or '.join(kinds)}")
         return name
 
-    def _check_count(self, name: str, arguments: list[ast.expr], least: int, most: int) -> None:
-        if not least <= len(arguments) <= most:
-            takes = f"{least}" if least == most else f"{least} or {most}"
+    def _check_count(self, name: str, arguments: list[ast.expr], least: int, maximum: int) -> None:
+        if not least <= len(arguments) <= maximum:
+            takes = f"{least}" if least == maximum else f"{least} or {maximum}"
             raise RankingSyntaxError(f"{name}: takes {takes} arguments, got {len(arguments)}")
 
 

@@ -102,11 +102,11 @@ class SignalRankedCandidates:
             least = _value_at(ranked, hits)
             stops = max(depth, limit) >= MAX_ROWS
             if bound < least or complete or stops:
-                found = ranked.within(0, hits)
+                best = ranked.within(0, hits)
                 if bound >= least and not complete:
-                    found = replace(found, unseen_bound=bound)
-                self._explain(query, len(ranked), found.unseen_bound)
-                return found
+                    best = replace(best, unseen_bound=bound)
+                self._explain(query, len(ranked), best.unseen_bound)
+                return best
             depth, limit = depth * DEEPER, limit * DEEPER
 
     def _relevant(self, query: int, ranking: Ranking) -> tuple[Ranking, bool]:

@@ -48,9 +48,9 @@ class Ranking:
     relevance: np.ndarray | None = None
     """The probability that a hit answers the question, float32 (H,); None: the hits of the query have none."""
     base: np.ndarray | None = None
-    """With a ranking expression: the score before it, float32 (H,), while `scores` are its values."""
+    """Scores before a ranking expression, float32 (H,), while `scores` are its values."""
     unseen_bound: float | None = None
-    """With a ranking expression, where the search stopped: the value that no row which was not read is above."""
+    """Value that no row which was not read is above, where a search by a ranking expression stopped early."""
 
     PARTS: ClassVar = (
         "segments",

@@ -227,11 +227,11 @@ class FilterCache:
 
     def derived(self, segment: Segment, key: Hashable, make: Callable[[], SizedT]) -> SizedT:
         """Return what a function makes of the attributes of a segment, kept by a key with the attribute indexes."""
-        found: SizedT | None = self._indexes.find((segment.entry.sha256, key))
-        if found is None:
-            found = make()
-            self._indexes.keep((segment.entry.sha256, key), found, found.size_bytes)
-        return found
+        derived: SizedT | None = self._indexes.find((segment.entry.sha256, key))
+        if derived is None:
+            derived = make()
+            self._indexes.keep((segment.entry.sha256, key), derived, derived.size_bytes)
+        return derived
 
     def times(self, node: Node, *context: Hashable) -> SearchTimes | None:
         """Return the times of the latest searches in a context by filters of the same form; None: it has none."""

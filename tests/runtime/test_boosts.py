@@ -43,7 +43,8 @@ from scannery.runtime.boosts import expression_of
         ([{"attribute": "rating", "weight": 2, "log": False}], "score + 2.0 * attribute('rating')"),
         (
             [{"where": {"show": "news", "year": {"$gte": 2020, "$lt": 2024}}, "add": 0.1}],
-            "score + 0.1 * (attribute('show') == 'news' and attribute('year') >= 2020.0 and attribute('year') < 2024.0)",
+            "score + 0.1 * (attribute('show') == 'news'"
+            " and attribute('year') >= 2020.0 and attribute('year') < 2024.0)",
         ),
         (
             [{"where": {"$or": [{"show": ["a", "b"]}, {"$not": {"live": True}}]}, "add": 1}],
@@ -56,7 +57,8 @@ from scannery.runtime.boosts import expression_of
                     "add": 1,
                 }
             ],
-            "score + 1.0 * (attribute('day') > '2024-05-01' and not has(attribute('x')) and not (attribute('x') in [1.0]))",
+            "score + 1.0 * (attribute('day') > '2024-05-01'"
+            " and not has(attribute('x')) and not (attribute('x') in [1.0]))",
         ),
     ],
 )

@@ -47,6 +47,7 @@ EXAMPLES: dict[str, Any] = {
     "search.fusion": "reciprocal_rank",
     "search.alpha": 0.6,
     "search.typos": False,
+    "search.ranking": {"fresh": [{"attribute": "published", "decay": "90d", "weight": 0.2}]},
     "search.synonyms": ["tv, television", "nyc, big apple => new york"],
     "scann": {"soar": True},
     "live": {"seal_rows": 50000},
@@ -168,6 +169,8 @@ def example_spec(section: str, key: str) -> dict[str, Any]:
         spec["source"] = {}
     if path == "search.synonyms":
         spec["lexical"] = True
+    if path == "search.ranking":
+        spec["attributes"] = {"published": "timestamp"}
     node = spec
     for part in place:
         found = node.get(part)

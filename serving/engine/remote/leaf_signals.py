@@ -42,5 +42,5 @@ class LeafSignalRows:
         bounds = LeafSignalBounds(
             lowest_score=scores[0], highest_score=scores[1], least=least, limit=limit, below=below
         )
-        found = self._candidates.by_signal(query, bounds)
-        return concatenated([ranking for ranking, _ in found]), max(bound for _, bound in found)
+        by_group = self._candidates.by_signal(query, bounds)
+        return concatenated([ranking for ranking, _ in by_group]), max(bound for _, bound in by_group)

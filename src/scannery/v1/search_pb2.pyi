@@ -246,7 +246,7 @@ class SearchOptions(_message.Message):
     """Return only hits with at least this relevance, 0 to 1. INVALID_ARGUMENT where hits have none."""
     ranking: _builtins.str
     """What hits are ordered by instead of their score: the name of a ranking in the spec of the index, or an expression of `score`
-    and attributes (docs/ranking.md). At most 4000 characters. `score` of a hit then is its value, and `min_score` applies to it;
+    and attributes (docs/searching.md). At most 4000 characters. `score` of a hit then is its value, and `min_score` applies to it;
     `min_relevance` applies to the score before. With `rerank`, the cross-encoder reorders the best by it.
     """
     diversity: _builtins.float
