@@ -291,8 +291,8 @@ class Hits(list[Hit]):
     nothing_relevant: bool = False
     """Whether no hit has the `min_relevance` of the search; False of a page with an `offset`."""
     unseen_bound: float | None = None
-    """Value that no datapoint which was not read is above, where a search by `ranking` or `boost` stopped early. None: no
-    such datapoint can be among the hits."""
+    """Value that no datapoint which was not read is above, where a search by `ranking` or `boost` stopped early. None:
+    no such datapoint can be among the hits."""
 
     def to_arrow(self) -> pa.Table:
         """Return the hits as an Arrow table: a column for each field, and one for each attribute by its name.

@@ -111,7 +111,7 @@ class Function:
 
     compute: Callable[..., np.ndarray]
     slopes: tuple[int, ...] = ()
-    """Slopes by argument: 1 where the function does not fall with it, -1 where it does not rise; empty: neither is known."""
+    """Slopes by argument: 1 where the function does not fall with it, -1 where it does not rise; empty: unknown."""
     bounds: Callable[..., _Bounds] | None = None
     """Bounds by those of the arguments, where slopes do not tell them."""
     arguments: int = 0
@@ -130,7 +130,7 @@ class Program:
     signals: tuple[Expression, ...]
     root: Expression
     step_s: float
-    """Length of time in seconds in which no decay that depends on the time of the search changes by more than a thousandth."""
+    """Seconds in which no decay that depends on the time of the search changes by more than a thousandth."""
 
     def values(self, scores_H: np.ndarray, signals_CH: np.ndarray) -> np.ndarray:
         """Return the value of each row by its score and its signals, float64 (H,)."""

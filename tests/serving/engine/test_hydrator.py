@@ -109,7 +109,7 @@ def expected(row: int, fields: Fields = EVERYTHING) -> Datapoint:
 def ranking(places: list[tuple[int, int]], **sides: list[float]) -> Ranking:
     numbers, rows = np.array(places, np.int64).reshape(-1, 2).T
     scores = np.arange(len(places), dtype=np.float32)[::-1].copy()
-    parts = {name: np.array(values, np.float32) for name, values in sides.items()}
+    parts: dict[str, Any] = {name: np.array(values, np.float32) for name, values in sides.items()}
     return Ranking(numbers.copy(), rows.copy(), scores, **parts)
 
 

@@ -21,7 +21,7 @@ NOW = dt.datetime.now(dt.UTC)
 WORDS = ["river", "volcano", "island", "harbour", "forest"]
 
 
-def rows() -> list[dict[str, Any]]:
+def rows() -> list[Any]:
     rng = np.random.default_rng(3)
     vectors_ND = rng.normal(size=(ROWS, DIMENSIONS)).astype(np.float32)
     plays_N = np.exp(rng.normal(4, 2, ROWS)).astype(int)
@@ -37,7 +37,7 @@ def rows() -> list[dict[str, Any]]:
     return points
 
 
-POINTS = rows()
+POINTS: list[Any] = rows()
 QUERY = np.random.default_rng(4).normal(size=DIMENSIONS).astype(np.float32)
 
 
@@ -136,7 +136,7 @@ def test_names_of_the_spec_and_boosts_are_the_same_as_expressions(index: scanner
         {"boost": [{"attribute": "published", "decay": "90d", "weight": 0.5}]},
         {"ranking": "score + 0.5 * decay(published, '90d')"},
     ):
-        hits = index.search(QUERY, 20, **same)  # type: ignore[arg-type]  # of two kinds
+        hits = index.search(QUERY, 20, **same)
         assert [hit.id for hit in hits] == [hit.id for hit in fresh]
         assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in fresh], abs=1e-6)
     with pytest.raises(scannery.InvalidArgumentError, match="the index has the rankings fresh"):

@@ -20,7 +20,7 @@ from scannery.serving.engine.dense import ranges_of
 from scannery.serving.engine.hybrid import DenseRankings, fuse, keys_in, keys_of
 from scannery.serving.engine.lexical import Words, query_words
 from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
-from scannery.serving.engine.top_k import EMPTY, Ranking, by_score_and_id
+from scannery.serving.engine.top_k import EMPTY, Ranking, by_score_and_id, concatenated
 from scannery.serving.request.options import Options
 from scannery.serving.request.query import WithSparse, parse_query
 from scannery.serving.services.leaf.leaf_service import LeafService
@@ -181,12 +181,7 @@ class Root:
             own = [ids[place] for place in np.frombuffer(ranking.places, "<u4").tolist()]
             numbers, rows = self.places(own).T
             parts.append(Ranking(numbers, rows, np.frombuffer(ranking.scores, "<f4")))
-        whole = Ranking(
-            *(
-                np.concatenate([getattr(part, name) for part in (EMPTY, *parts)])
-                for name in ("segments", "rows", "scores")
-            )
-        )
+        whole = concatenated([EMPTY, *parts])
         return by_score_and_id(whole, self.snapshot.segments).within(0, wanted)
 
     def by_vector(self, query: int, place: int, wanted: int) -> Ranking:
