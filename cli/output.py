@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from scannery.client import Datapoint, Explanation, Hit, Hits, Snippet
+    from scannery.client import Context, Datapoint, Explanation, Hit, Hits, Snippet
 
 __all__ = [
     "console",
@@ -108,7 +109,20 @@ def hit_json(hit: Hit) -> dict[str, Any]:
     if hit.vector_scores:
         scores["vector_scores"] = hit.vector_scores
     snippet = {} if hit.snippet is None else {"snippet": _snippet_json(hit.snippet)}
-    return {"id": hit.id, "document_id": hit.document_id, **scores, **_content(hit), **group, **snippet}
+    context = {} if hit.context is None else {"context": _context_json(hit.context)}
+    return {
+        "id": hit.id,
+        "document_id": hit.document_id,
+        **scores,
+        **_content(hit),
+        **group,
+        **snippet,
+        **context,
+    }
+
+
+def _context_json(context: Context) -> dict[str, Any]:
+    return {name: value for name, value in asdict(context).items() if value not in (None, (), "", False)}
 
 
 def _snippet_json(snippet: Snippet) -> dict[str, Any]:
@@ -241,10 +255,19 @@ def _lines(point: Datapoint) -> list[str]:
     snippet: Snippet | None = getattr(point, "snippet", None)
     if snippet is not None and snippet.text is not None:
         passage = [_one_line(_starred(snippet.text, snippet.words_within(snippet.start, snippet.end)))]
+    elif (context := getattr(point, "context", None)) is not None:
+        passage = _passage(context.text) or [_without_context(context)]
     else:
         passage = _passage(point.text or "")
     lines = [_heading(point), f"id: {_inline(point.id)}", _inline(_details(point)), *passage]
     return [line for line in lines if line]
+
+
+def _without_context(context: Context) -> str:
+    """Return why a hit has no text in its context."""
+    return (
+        "(beyond the budget)" if context.within is None else f"(in the context of {_inline(context.within)})"
+    )
 
 
 def _starred(text: str, words: Iterable[tuple[int, int]]) -> str:

@@ -36,6 +36,7 @@ from scannery.client.response.index_info import (
 )
 from scannery.client.response.results import (
     BulkWritten,
+    Context,
     Coverage,
     Datapoint,
     Deleted,
@@ -58,6 +59,7 @@ __all__ = [
     "BulkWritten",
     "CancelledError",
     "Client",
+    "Context",
     "Coverage",
     "DataLossError",
     "Datapoint",

@@ -9,6 +9,8 @@ __all__ = [
     "MAX_ALIASES",
     "MAX_ATTRIBUTE_BYTES",
     "MAX_BATCH_HITS",
+    "MAX_CONTEXT",
+    "MAX_CONTEXT_PASSAGES",
     "MAX_CROWDINGS",
     "MAX_DELETES",
     "MAX_DIMENSIONS",
@@ -57,6 +59,7 @@ __all__ = [
     "MAX_STRINGS",
     "MAX_TEXT_BYTES",
     "MAX_TITLE_BYTES",
+    "MAX_TOKEN_BUDGET",
     "MAX_UPSERTS",
     "MAX_VECTOR_CHOICES",
 ]
@@ -72,6 +75,11 @@ MAX_BATCH_HITS = 100_000
 """Queries × (k + offset) of one SearchMany."""
 MAX_DIVERSE = 1_000
 """Hits of a search with `diversity`, with those before its page."""
+MAX_CONTEXT = 100
+"""Passages before, and after, a hit."""
+MAX_CONTEXT_PASSAGES = 10_000
+"""Queries × k × (2 × passages + 1) of one call."""
+MAX_TOKEN_BUDGET = 1_000_000
 MAX_CROWDINGS = 8
 """Columns that the hits of a search are limited by."""
 MAX_HIGHLIGHTED = 1_000

@@ -135,6 +135,20 @@ def search(
         bool,
         typer.Option("--highlight", help="Print the best sentence of each hit, with the words that match."),
     ] = False,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PASSAGES",
+            help="Print each hit with the passages before and after it, at most this many each.",
+        ),
+    ] = None,
+    token_budget: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOKENS",
+            help="Most tokens of all hits and their context together; the best hits go first.",
+        ),
+    ] = None,
     typos: TyposOption = None,
     prefix: PrefixOption = False,
     explain: Annotated[
@@ -165,6 +179,8 @@ def search(
         "rerank": rerank,
         "rerank_budget_s": rerank_budget,
         "highlight": highlight,
+        "context": context,
+        "token_budget": token_budget,
         "typos": typos,
         "prefix": prefix,
         "explain": explain,

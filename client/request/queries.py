@@ -177,6 +177,12 @@ class SearchOptions(TypedDict, total=False):
     highlight: bool | HighlightBy
     """Also return the best sentence of each hit and the words that match, in `hit.snippet`. The query must be or have a
     text. The sentence is chosen by the `encoder` or by `words`; True: by the encoder, if the index has one."""
+    context: int | None
+    """Also return so many passages before and after each hit in its document, as one text, in `hit.context`. Needs
+    documents of several passages."""
+    token_budget: int | None
+    """Limit of tokens in the contexts of all hits, filled from the best hit on; without `context` with the passages of
+    the hits alone. `hit.context.cut` tells what had no room."""
     typos: bool | None
     """Whether searches by words forgive typing errors: a word that no text has stands for words that differ from it by
     one letter, from eight letters on by two. Default: the index's own, which is True unless the spec says otherwise."""
@@ -326,6 +332,8 @@ def build_options(
     rerank: int | None = None,
     rerank_budget_s: float | None = None,
     highlight: bool | HighlightBy = False,
+    context: int | None = None,
+    token_budget: int | None = None,
     typos: bool | None = None,
     prefix: bool = False,
     explain: bool = False,
@@ -380,6 +388,10 @@ def build_options(
             raise _invalid("rerank_budget_s", "needs rerank")
         options.rerank.time_budget_ms = round(1000 * _number(rerank_budget_s, "rerank_budget_s"))
     _add_highlight(options, highlight)
+    if context is not None or token_budget is not None:
+        options.context.passages = _count(context or 0, "context", 0, _INT32.stop)
+    if token_budget is not None:
+        options.context.token_budget = _count(token_budget, "token_budget", 0, _INT32.stop)
     options.return_fields.extend(build_fields(fields))
     return options
 

@@ -43,6 +43,15 @@ _SNIPPET: dict[str, pa.DataType] = {
     "end": pa.int64(),
     "score": pa.float32(),
 }
+_CONTEXT: dict[str, pa.DataType] = {
+    "text": pa.string(),
+    "start": pa.int64(),
+    "end": pa.int64(),
+    "time_start_s": pa.float64(),
+    "time_end_s": pa.float64(),
+    "tokens": pa.int64(),
+    "within": pa.string(),
+}
 
 
 _OF_HITS = {"score", "dense_score", "lexical_score", "rerank_score", "relevance", "base_score"}
@@ -66,11 +75,11 @@ def _table(hits: Sequence[Datapoint], fields: dict[str, pa.DataType]) -> pa.Tabl
         columns["payload"] = pa.array(
             [None if hit.payload is None else json.dumps(hit.payload) for hit in hits], pa.string()
         )
-    snippets = [getattr(hit, "snippet", None) for hit in hits]
-    if any(snippets):
-        for name, kind in _SNIPPET.items():
-            values = [getattr(snippet, name) if snippet else None for snippet in snippets]
-            columns["snippet" if name == "text" else f"snippet_{name}"] = pa.array(values, kind)
+    for part, kinds in (("snippet", _SNIPPET), ("context", _CONTEXT)):
+        parts = [getattr(hit, part, None) for hit in hits]
+        for name, kind in kinds.items() if any(parts) else ():
+            values = [getattr(each, name) if each else None for each in parts]
+            columns[part if name == "text" else f"{part}_{name}"] = pa.array(values, kind)
     columns |= _score_columns(hits) | _vector_columns(hits)
     for name in sorted({name for hit in hits for name in hit.attributes}):
         column = f"attribute_{name}" if name in columns else name

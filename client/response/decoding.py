@@ -21,6 +21,7 @@ from scannery.client.response.index_info import (
 )
 from scannery.client.response.results import (
     AttributeValue,
+    Context,
     Coverage,
     Datapoint,
     Explanation,
@@ -349,6 +350,20 @@ def parse_value(message: types_pb2.Value) -> AttributeValue | None:
     return value
 
 
+def _context(message: search_pb2.HitContext) -> Context:
+    return Context(
+        text=message.text,
+        start=message.start if message.HasField("start") else None,
+        end=message.end if message.HasField("end") else None,
+        time_start_s=message.time_start_s if message.HasField("time_start_s") else None,
+        time_end_s=message.time_end_s if message.HasField("time_end_s") else None,
+        ids=tuple(message.ids),
+        tokens=message.tokens,
+        cut=message.cut,
+        within=message.within or None,
+    )
+
+
 _CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "attributes": ("attributes", _attributes),
     "payload_json": ("payload", json.loads),
@@ -359,6 +374,7 @@ _CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda scores: {name: scores[name] for name in scores},
     ),  # `dict` takes thrice as long
     "group": ("group", parse_value),
+    "context": ("context", _context),
 }
 """Fields of the wire that are not taken as they are: what they are called here, and how they become that."""
 

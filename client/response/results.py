@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttributeValue",
     "BulkWritten",
+    "Context",
     "Coverage",
     "Datapoint",
     "Deleted",
@@ -96,6 +97,30 @@ class Snippet:
             for first, last in self.words
             if first < end and last > start
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """A hit's passage and those around it, as one text. Each passage is in the contexts of an answer once."""
+
+    text: str = ""
+    """The passages in the order of the document, without what two of them repeat. Empty with `within`, and where the
+    budget has no room for the passage of the hit."""
+    start: int | None = None
+    """Its first character in the document's text; None where passages have no offsets in it."""
+    end: int | None = None
+    """One past its last character."""
+    time_start_s: float | None = None
+    """Where it begins in the recording, in seconds."""
+    time_end_s: float | None = None
+    ids: tuple[str, ...] = ()
+    """Ids of its passages, in their order."""
+    tokens: int = 0
+    """Its tokens, as `token_budget` counts them."""
+    cut: bool = False
+    """Whether the budget left out passages, or the hit's own."""
+    within: str | None = None
+    """Id of the better hit whose context has the passage of this one; None: this one has its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +209,8 @@ class Hit(Datapoint):
     """What `max_per_group` grouped by."""
     snippet: Snippet | None = None
     """Snippet, with `highlight`: the best sentence, and the words that match."""
+    context: Context | None = None
+    """Context, with `context` or `token_budget`: the passages around the hit."""
     vector_scores: dict[str, float] = field(default_factory=dict)
     """Scores of a search of several vectors, or a named one: the score by each that the hit has; "" is the unnamed
     vector.

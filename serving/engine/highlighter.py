@@ -48,20 +48,17 @@ from scannery.indexer import (
 )
 from scannery.indexer.lexical.term_patterns import matches, patterns_among
 from scannery.runtime.errors import EncoderUnavailableError, EncoderUnreachableError, InvalidRequestError
-from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
-from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import synonyms_of
 from scannery.serving.engine.query_vectors import members_of, query_for, query_vectors
 from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.segment_search import QueryBatch
 from scannery.serving.engine.top_k import Ranking
-from scannery.serving.engine.wire_fields import framed
 from scannery.serving.request.options import Highlight, Options
 from scannery.serving.request.query import ByText, Query, VectorChoice, WithSparse, WithWords
-from scannery.v1.search_pb2 import Hit, SearchResponse, Snippet, TextSpan
+from scannery.v1.search_pb2 import Snippet, TextSpan
 
-__all__ = ["Highlighter", "WordPositions", "with_snippets"]
+__all__ = ["Highlighter", "WordPositions"]
 
 
 MAX_WORDS: Final = 1_000
@@ -419,40 +416,3 @@ def _snippet(hit: _Hit, number: int, score: float | None) -> bytes:
     sentence = hit.sentences[number]
     words = [TextSpan(start=start, end=end) for start, end in hit.spans]
     return Snippet(start=sentence.start, end=sentence.end, score=score, words=words).SerializeToString()
-
-
-def with_snippets(serialized: WrittenHits, snippets: Sequence[Sequence[bytes]]) -> WrittenHits:
-    """Return the same hits, each with its snippet.
-
-    Args:
-        serialized: the hits of some queries.
-        snippets: for each query one per hit: a serialised Snippet; an empty one is left out.
-
-    """
-    lists = [
-        joined(_hits(data, each)) if any(each) else data
-        for data, each in zip(serialized.lists(), snippets, strict=True)
-    ]
-    return WrittenHits.of(lists)
-
-
-def _hits(data: bytes, snippets: Sequence[bytes]) -> list[bytes]:
-    hits, position = [], 0
-    for snippet in snippets:
-        size, start = _varint(data, position + 1)
-        position = start + size
-        added = framed(Hit.SNIPPET_FIELD_NUMBER, snippet) if snippet else b""
-        hits.append(framed(SearchResponse.HITS_FIELD_NUMBER, data[start:position] + added))
-    return hits
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number that begins at a position, and the position after it."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7

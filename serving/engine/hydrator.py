@@ -28,6 +28,7 @@ from scannery.serving.engine.wire_fields import (
     base_fields,
     framed,
     joined_fields,
+    read_varint,
     score_fields,
     score_head,
     sparse_fields,
@@ -36,7 +37,7 @@ from scannery.serving.engine.wire_fields import (
     with_fields,
 )
 from scannery.serving.request.options import Fields
-from scannery.v1.search_pb2 import HitList
+from scannery.v1.search_pb2 import HitList, SearchResponse
 from scannery.v1.types_pb2 import Datapoint
 
 __all__ = ["Hydrator", "WrittenHits", "warm_up"]
@@ -98,12 +99,36 @@ class WrittenHits:
         data = self.data_B.data
         return [joined((data[start:end], *trailer)) for start, end in pairwise(self.bounds_L.tolist())]
 
+    def with_field(self, field: int, messages: Sequence[Sequence[bytes]]) -> WrittenHits:
+        """Return the same hits, each with a further field.
+
+        Args:
+            field: its number in a Hit.
+            messages: for each query one per hit, serialised; an empty one is left out.
+
+        """
+        pairs = zip(self.lists(), messages, strict=True)
+        return WrittenHits.of(
+            [joined(_with_field(data, field, each)) if any(each) else data for data, each in pairs]
+        )
+
     def framed(self, field: int) -> memoryview:
         """Return the hits of each query as a message, and these as a field that repeats."""
         bounds_L = np.array([0, len(self.data_B)]) if self.bounds_L is None else self.bounds_L
         out_B = np.empty(len(self.data_B) + wire_kernels.ROOM_BYTES * len(bounds_L), np.uint8)
         first = wire_kernels.frame_lists(field << 3 | _LENGTH, self.data_B, bounds_L, out_B)
         return out_B[first:].data
+
+
+def _with_field(data: bytes, field: int, messages: Sequence[bytes]) -> list[bytes]:
+    """Return the hits of one query, each with a further field."""
+    hits, position = [], 0
+    for message in messages:
+        size, start = read_varint(data, position + 1)
+        position = start + size
+        added = framed(field, message) if message else b""
+        hits.append(framed(SearchResponse.HITS_FIELD_NUMBER, data[start:position] + added))
+    return hits
 
 
 class Hydrator:

@@ -24,6 +24,7 @@ from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import Words
 from scannery.serving.engine.local_signals import LocalSignalRows, search_time_s
+from scannery.serving.engine.passages import Passages, passages_of
 from scannery.serving.engine.query_vectors import Lookup
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking, Rows
@@ -114,6 +115,10 @@ class RowSource(ABC):
         """Return the group of each hit: the value of a column. A row without a value is a group of its own."""
 
     @abstractmethod
+    def passages(self, ranking: Ranking, document_ids: Sequence[Hashable]) -> Passages:
+        """Return all passages of the documents of some hits, which are the groups of these by `document_id`."""
+
+    @abstractmethod
     def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
         """Return the statistics of all live rows for some terms; None: the index has no words."""
 
@@ -179,6 +184,10 @@ class LocalRows(RowSource):
                 # A tuple equals no value of a column, so such a row is alone in its group.
                 groups[position] = (position,) if value is None else value
         return groups
+
+    def passages(self, ranking: Ranking, document_ids: Sequence[Hashable]) -> Passages:
+        """As `RowSource.passages`."""
+        return passages_of(self._snapshot, [each for each in document_ids if isinstance(each, str)])
 
     def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
         """As `RowSource.corpus`."""

@@ -13,7 +13,8 @@ The life of a batch of queries with equal options:
 7. If wanted, a cross-encoder reorders the first hits (search.py), and they get the relevance of its scores.
 8. If wanted, hits are chosen for their novelty, too (diversity.py): steps 2 to 7 find the candidates.
 9. The hits are written in the wire format (hydrator.py).
-10. If wanted, each gets its best sentence and the words that match (highlighting/).
+10. If wanted, each gets its best sentence and the words that match (highlighting/), and the passages around it
+    (context.py).
 
 Shapes: Q queries, D dimensions, K hits.
 
@@ -37,8 +38,9 @@ import numpy as np
 from scannery.indexer import SegmentEntry, search_ready
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
+from scannery.serving.engine.context import contexts
 from scannery.serving.engine.diversity import diversified
-from scannery.serving.engine.highlighter import Highlighter, with_snippets
+from scannery.serving.engine.highlighter import Highlighter
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import named_rows
 from scannery.serving.engine.relevance import HitRelevance, with_rerank_relevance
@@ -57,6 +59,7 @@ from scannery.v1.search_pb2 import (
     ExpandedWord,
     Explanation,
     Fusion,
+    Hit,
     RankingPlan,
     SearchResponse,
     SegmentPlan,
@@ -304,7 +307,11 @@ def search(
         serialized = rows.hits(prepared, rankings)
     if highlighter is not None:
         with batch.stats.stage("highlight"):
-            serialized = with_snippets(serialized, highlighter.snippets(rankings))
+            serialized = serialized.with_field(Hit.SNIPPET_FIELD_NUMBER, highlighter.snippets(rankings))
+    if prepared.options.context is not None:
+        with batch.stats.stage("context"):
+            around = contexts(rows, rankings, prepared.options.context, batch.snapshot, batch.deadline)
+            serialized = serialized.with_field(Hit.CONTEXT_FIELD_NUMBER, around)
     notes = [_note(ranking, prepared.options) for ranking in rankings]
     if not any(notes):
         return serialized

@@ -31,6 +31,7 @@ __all__ = [
     "framed",
     "joined_fields",
     "read_table",
+    "read_varint",
     "score_fields",
     "score_head",
     "sparse_fields",
@@ -302,3 +303,15 @@ def _table_at(metadata: bytes, at: int) -> int:
     """Return where the table is that a field refers to."""
     target: int = at + struct.unpack_from("<I", metadata, at)[0]
     return target
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the number that begins at a position, and the position after it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7

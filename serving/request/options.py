@@ -16,6 +16,7 @@ from scannery.indexer.tuning.settings_choice import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.recall.controller import raised_target
+from scannery.serving.request.context import Context, parse_context
 from scannery.serving.request.diversity import candidates_of, parse_diversity
 from scannery.serving.request.filter import is_too_long, unknown_name
 from scannery.serving.request.grouping import GroupLimit, parse_group_limits
@@ -157,7 +158,8 @@ class CostClass(Enum):
     SCANNED = "scanned"
     """Class of searches by vector, with a filter or exact: perhaps a scan, which INDEXED searches must not wait for."""
     STAGED = "staged"
-    """Class of searches with further stages: by words, by several vectors, reranked, highlighted, or explained."""
+    """Class of searches with further stages: by words, by several vectors, diverse, reranked, highlighted, explained,
+    or with context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +196,7 @@ class Options:
     """What hits are ordered by; None: their scores."""
     rerank: Rerank | None = None
     highlight: Highlight | None = None
+    context: Context | None = None
     text_mode: Mode | None = None
     """Mode of queries by text where the request names none; None: the request names one, which all queries have."""
     by_mode: Mapping[Mode, Options] = field(default_factory=dict)
@@ -251,7 +254,9 @@ class Options:
     @property
     def cost_class(self) -> CostClass:
         """The estimated cost of a search with these options, which a filter raises."""
-        if self.mode != "dense" or self.rerank is not None or self.highlight is not None or self.explain:
+        if self.mode != "dense" or self.rerank is not None or self.explain:
+            return CostClass.STAGED
+        if self.highlight is not None or self.context is not None:
             return CostClass.STAGED
         if len(self.vectors) > 1 or self.diversity or self.ranking is not None:
             return CostClass.STAGED
@@ -328,6 +333,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         ),
         ranking=parse_ranking(message, spec),
         rerank=_rerank(message, manifest),
+        context=parse_context(message, k, vectors),
         highlight=_highlight(message, k + message.offset, spec.index, vectors),
     )
     if mode is None:

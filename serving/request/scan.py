@@ -24,6 +24,7 @@ import numpy as np
 from scannery.indexer import IndexSpec, Manifest
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
+from scannery.serving.request.context import check_context_passages
 from scannery.serving.request.filter import FIXED_FIELDS, AllOf, Node, field_name, parse_filter, unknown_name
 from scannery.serving.request.options import Fields, Options, parse_fields
 from scannery.serving.request.query import (
@@ -212,6 +213,8 @@ def parse_queries(request: pb.SearchManyRequest, manifest: Manifest, options: Op
             f"{count} queries with {options.deepest} hits each exceed {limits.MAX_HIGHLIGHTED_BATCH} hits to highlight "
             "in one call",
         )
+    if options.context is not None:
+        check_context_passages(options.context, count * options.k)
     if request.HasField("vectors"):
         return parse_matrix(packed, request.vectors.dimensions, manifest, options.vectors)
     parsed = [

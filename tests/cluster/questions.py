@@ -125,7 +125,7 @@ def any_batch(number: int) -> SearchManyRequest:
 
 
 def _spread(options: SearchOptions, chosen: random.Random) -> None:
-    """Have some searches choose diverse hits, and limit them by a second column."""
+    """Have some searches choose diverse hits, limit them by a second column, and return what is around them."""
     if options.k + options.offset <= 60 and chosen.random() < 0.4:
         options.diversity = chosen.choice([0.2, 0.5, 0.9, 1])
     if options.HasField("crowding") and chosen.random() < 0.5:
@@ -133,6 +133,11 @@ def _spread(options: SearchOptions, chosen: random.Random) -> None:
             sorted({"show", "year", "document_id"} - {options.crowding.group_by or "document_id"})
         )
         options.further_crowding.add(max_per_group=chosen.choice([1, 3]), group_by=second)
+
+    if options.k <= 60 and chosen.random() < 0.4:
+        options.context.passages = chosen.choice([0, 1, 5])
+        if chosen.random() < 0.5:
+            options.context.token_budget = chosen.choice([1, 30, 200])
 
 
 def any_options(chosen: random.Random) -> SearchOptions:

@@ -24,9 +24,10 @@ from itertools import chain, count
 import numpy as np
 
 from scannery.indexer import CorpusCounts, CorpusStatistics
-from scannery.runtime.errors import UnknownDatapointError
+from scannery.runtime.errors import ServingError, UnknownDatapointError
 from scannery.serving.contract import LEAF_FETCH, LEAF_STATISTICS
 from scannery.serving.engine.hydrator import WrittenHits
+from scannery.serving.engine.passages import PASSAGE_SCHEMA, Passages, joined_passages
 from scannery.serving.engine.query_vectors import members_of
 from scannery.serving.engine.remote.leaf_candidates import KeptCounts, LeafCandidates
 from scannery.serving.engine.remote.leaf_signals import LeafSignalRows
@@ -34,7 +35,7 @@ from scannery.serving.engine.remote.state_reader import StateReader
 from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking
-from scannery.serving.engine.wire_fields import framed, varint
+from scannery.serving.engine.wire_fields import framed, read_table, varint
 from scannery.serving.limits import MAX_LEAF_IDS
 from scannery.serving.request.filter import Node
 from scannery.serving.request.query import ById, Vectors
@@ -306,6 +307,30 @@ class LeafRows(RowSource):
                 else Hit.FromString(tables[number].datapoints[number_in_table]).datapoint
             )
         return points
+
+    def passages(self, ranking: Ranking, document_ids: Sequence[Hashable]) -> Passages:
+        """As `RowSource.passages`: a document has all of its passages in one group."""
+        # All groups are asked: each says whether it has documents of several passages.
+        names: list[dict[str, None]] = [{} for _ in self.segments]
+        for number, name in zip(ranking.segments.tolist(), document_ids, strict=True):
+            if isinstance(name, str):  # else its group stopped to answer, which the caller allows
+                names[number][name] = None
+        requests = {
+            number: pb.LeafFetchRequest(at=self.reader.at, document_ids=[*each])
+            for number, each in enumerate(names)
+        }
+        answers = self.reader.each(LEAF_FETCH, requests, pb.LeafFetchResponse)
+        parts = []
+        for number, answer in answers.items():
+            if answer.passages:
+                table = read_table(answer.passages)
+                if table.schema != PASSAGE_SCHEMA:
+                    raise ServingError("a leaf returned passages with other columns")
+                parts.append(
+                    (number, self.segments[number].numbers_of(table.column("id").to_pylist()), table)
+                )
+        only_documents = bool(answers) and all(answer.has_only_documents for answer in answers.values())
+        return joined_passages(parts, has_only_documents=only_documents)
 
     def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
         """As `RowSource.corpus`."""

@@ -28,13 +28,14 @@ from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots
 from scannery.serving.engine.hydrator import Hydrator
+from scannery.serving.engine.passages import passages_of
 from scannery.serving.engine.row_source import LocalRows
 from scannery.serving.engine.scanning.scan_result import ScanResult, encoded_keys
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.engine.wire_fields import table_bytes
 from scannery.serving.request.filter import parse_filter
 from scannery.serving.request.options import parse_fields
-from scannery.serving.request.query import check_count, check_within, parse_identifier
+from scannery.serving.request.query import check_within, parse_identifier
 from scannery.serving.request.scan import ScanQuery, parse_scan
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import leaf_pb2 as pb
@@ -52,7 +53,8 @@ def fetched(snapshot: Snapshot, request: pb.LeafFetchRequest, deadline: Deadline
         DeadlineError: the deadline passed.
 
     """
-    check_count("ids", len(request.ids), limits.MAX_LEAF_IDS)
+    for field, names in (("ids", request.ids), ("document_ids", request.document_ids)):
+        check_within(field, len(names), 0, limits.MAX_LEAF_IDS)
     ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]
     _check_names(snapshot, request.searched_vectors)
     located = [
@@ -76,7 +78,13 @@ def fetched(snapshot: Snapshot, request: pb.LeafFetchRequest, deadline: Deadline
             vector_D = space.vector_of(*location)
             if vector_D is not None:
                 answer.searched_vectors[name].packed = vector_D.astype("<f4").tobytes()
-    return pb.LeafFetchResponse(found=answers)
+    deadline.check()
+    passages = passages_of(snapshot, request.document_ids)
+    return pb.LeafFetchResponse(
+        found=answers,
+        passages=table_bytes(passages.table) if len(passages.rows) else b"",
+        has_only_documents=passages.has_only_documents,
+    )
 
 
 def _datapoints(

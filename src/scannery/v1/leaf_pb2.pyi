@@ -570,6 +570,7 @@ class LeafFetchRequest(_message.Message):
     RETURN_VECTOR_FIELD_NUMBER: _builtins.int
     SEARCHED_TEXT_FIELD_NUMBER: _builtins.int
     SEARCHED_VECTORS_FIELD_NUMBER: _builtins.int
+    DOCUMENT_IDS_FIELD_NUMBER: _builtins.int
     datapoint: _builtins.bool
     """Return the datapoint."""
     return_vector: _builtins.bool
@@ -592,6 +593,10 @@ class LeafFetchRequest(_message.Message):
     def searched_vectors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Return the vectors that it is searched by: names; the empty name is the unnamed vector."""
 
+    @_builtins.property
+    def document_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Documents whose passages are returned."""
+
     def __init__(
         self,
         *,
@@ -602,10 +607,11 @@ class LeafFetchRequest(_message.Message):
         return_vector: _builtins.bool = ...,
         searched_text: _builtins.bool = ...,
         searched_vectors: _abc.Iterable[_builtins.str] | None = ...,
+        document_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "datapoint", b"datapoint", "ids", b"ids", "return_fields", b"return_fields", "return_vector", b"return_vector", "searched_text", b"searched_text", "searched_vectors", b"searched_vectors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "datapoint", b"datapoint", "document_ids", b"document_ids", "ids", b"ids", "return_fields", b"return_fields", "return_vector", b"return_vector", "searched_text", b"searched_text", "searched_vectors", b"searched_vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -618,6 +624,14 @@ class LeafFetchResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FOUND_FIELD_NUMBER: _builtins.int
+    PASSAGES_FIELD_NUMBER: _builtins.int
+    HAS_ONLY_DOCUMENTS_FIELD_NUMBER: _builtins.int
+    passages: _builtins.bytes
+    """With `document_ids`: the passages of these documents in any order, an Arrow IPC stream: `id`, `document_id`, `text_start`,
+    `text_end`, `time_start_s`, `time_end_s`.
+    """
+    has_only_documents: _builtins.bool
+    """Whether each datapoint of the group is a document of its own."""
     @_builtins.property
     def found(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafDatapoint]:
         """In the order of the ids."""
@@ -626,10 +640,12 @@ class LeafFetchResponse(_message.Message):
         self,
         *,
         found: _abc.Iterable[Global___LeafDatapoint] | None = ...,
+        passages: _builtins.bytes = ...,
+        has_only_documents: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "has_only_documents", b"has_only_documents", "passages", b"passages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -209,6 +209,7 @@ class SearchOptions(_message.Message):
     RANKING_FIELD_NUMBER: _builtins.int
     DIVERSITY_FIELD_NUMBER: _builtins.int
     FURTHER_CROWDING_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -299,6 +300,12 @@ class SearchOptions(_message.Message):
     def further_crowding(self) -> _containers.RepeatedCompositeFieldContainer[Global___Crowding]:
         """Further limits of hits per group, besides `crowding`, which must be set; a hit passes all of them. At most 7."""
 
+    @_builtins.property
+    def context(self) -> Global___Context:
+        """Return each hit with the passages around it in its document, in `Hit.context`. INVALID_ARGUMENT where each datapoint is a
+        document of its own and texts are not cut. Queries × k × (2 × passages + 1) at most 10000.
+        """
+
     def __init__(
         self,
         *,
@@ -327,11 +334,14 @@ class SearchOptions(_message.Message):
         ranking: _builtins.str = ...,
         diversity: _builtins.float | None = ...,
         further_crowding: _abc.Iterable[Global___Crowding] | None = ...,
+        context: Global___Context | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "crowding", b"crowding", "diversity", b"diversity", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "context", b"context", "crowding", b"crowding", "diversity", b"diversity", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "crowding", b"crowding", "diversity", b"diversity", "exact", b"exact", "explain", b"explain", "further_crowding", b"further_crowding", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "ranking", b"ranking", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "context", b"context", "crowding", b"crowding", "diversity", b"diversity", "exact", b"exact", "explain", b"explain", "further_crowding", b"further_crowding", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "ranking", b"ranking", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__context: _TypeAlias = _typing.Literal["context"]  # noqa: Y015
+    _WhichOneofArgType__context: _TypeAlias = _typing.Literal["_context", b"_context"]  # noqa: Y015
     _WhichOneofReturnType__diversity: _TypeAlias = _typing.Literal["diversity"]  # noqa: Y015
     _WhichOneofArgType__diversity: _TypeAlias = _typing.Literal["_diversity", b"_diversity"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
@@ -344,6 +354,8 @@ class SearchOptions(_message.Message):
     _WhichOneofArgType__target_recall: _TypeAlias = _typing.Literal["_target_recall", b"_target_recall"]  # noqa: Y015
     _WhichOneofReturnType__typos: _TypeAlias = _typing.Literal["typos"]  # noqa: Y015
     _WhichOneofArgType__typos: _TypeAlias = _typing.Literal["_typos", b"_typos"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__context) -> _WhichOneofReturnType__context | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__diversity) -> _WhichOneofReturnType__diversity | None: ...
     @_typing.overload
@@ -386,6 +398,114 @@ class VectorChoice(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___VectorChoice: _TypeAlias = VectorChoice  # noqa: Y015
+
+@_typing.final
+class Context(_message.Message):
+    """Passages around hits. Of each document they are in the order of its text (`text_start`); where passages of a document have
+    the same `text_start`, by id, with numbers in it by their value.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSAGES_FIELD_NUMBER: _builtins.int
+    TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
+    passages: _builtins.int
+    """Passages before and after a hit, at most this many each, 0 to 100."""
+    token_budget: _builtins.int
+    """Limit of tokens in the contexts of all hits of an answer, 1 to 1000000; absent: there is none. It is filled hit by hit, the
+    best first: its own passage, then those around it, the nearest first. Tokens are those of the index's encoder; without
+    one, words times 1.3.
+    """
+    def __init__(
+        self,
+        *,
+        passages: _builtins.int = ...,
+        token_budget: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_token_budget", b"_token_budget", "token_budget", b"token_budget"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_budget", b"_token_budget", "passages", b"passages", "token_budget", b"token_budget"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__token_budget: _TypeAlias = _typing.Literal["token_budget"]  # noqa: Y015
+    _WhichOneofArgType__token_budget: _TypeAlias = _typing.Literal["_token_budget", b"_token_budget"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_budget) -> _WhichOneofReturnType__token_budget | None: ...
+
+Global___Context: _TypeAlias = Context  # noqa: Y015
+
+@_typing.final
+class HitContext(_message.Message):
+    """A hit's passage and those around it, as one text. A passage is in an answer once: where the passages of two hits overlap or
+    follow each other, the better hit has all of them, and the other one says so in `within`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    TIME_START_S_FIELD_NUMBER: _builtins.int
+    TIME_END_S_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    WITHIN_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The passages, joined in the order of the document without what two of them repeat; empty with `within`, and where the
+    budget has no room for the hit's own passage.
+    """
+    start: _builtins.int
+    """First character in the text of the document, as `Datapoint.text_start`. Absent where passages have no such order."""
+    end: _builtins.int
+    """One past its last character."""
+    time_start_s: _builtins.float
+    """Where it begins in the recording, in seconds, if passages have times."""
+    time_end_s: _builtins.float
+    """Where it ends there."""
+    tokens: _builtins.int
+    """Tokens of the text, as the budget counts them."""
+    cut: _builtins.bool
+    """Whether the budget left out passages of this hit, or the hit's own."""
+    within: _builtins.str
+    """Id of the better hit whose context has this hit's passage; empty: it has its own."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of its passages, in their order."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        start: _builtins.int | None = ...,
+        end: _builtins.int | None = ...,
+        time_start_s: _builtins.float | None = ...,
+        time_end_s: _builtins.float | None = ...,
+        ids: _abc.Iterable[_builtins.str] | None = ...,
+        tokens: _builtins.int = ...,
+        cut: _builtins.bool = ...,
+        within: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_start", b"_start", "_time_end_s", b"_time_end_s", "_time_start_s", b"_time_start_s", "end", b"end", "start", b"start", "time_end_s", b"time_end_s", "time_start_s", b"time_start_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_start", b"_start", "_time_end_s", b"_time_end_s", "_time_start_s", b"_time_start_s", "cut", b"cut", "end", b"end", "ids", b"ids", "start", b"start", "text", b"text", "time_end_s", b"time_end_s", "time_start_s", b"time_start_s", "tokens", b"tokens", "within", b"within"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end: _TypeAlias = _typing.Literal["end"]  # noqa: Y015
+    _WhichOneofArgType__end: _TypeAlias = _typing.Literal["_end", b"_end"]  # noqa: Y015
+    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
+    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
+    _WhichOneofReturnType__time_end_s: _TypeAlias = _typing.Literal["time_end_s"]  # noqa: Y015
+    _WhichOneofArgType__time_end_s: _TypeAlias = _typing.Literal["_time_end_s", b"_time_end_s"]  # noqa: Y015
+    _WhichOneofReturnType__time_start_s: _TypeAlias = _typing.Literal["time_start_s"]  # noqa: Y015
+    _WhichOneofArgType__time_start_s: _TypeAlias = _typing.Literal["_time_start_s", b"_time_start_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end) -> _WhichOneofReturnType__end | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_end_s) -> _WhichOneofReturnType__time_end_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_start_s) -> _WhichOneofReturnType__time_start_s | None: ...
+
+Global___HitContext: _TypeAlias = HitContext  # noqa: Y015
 
 @_typing.final
 class Highlight(_message.Message):
@@ -637,6 +757,7 @@ class Hit(_message.Message):
     VECTOR_SCORES_FIELD_NUMBER: _builtins.int
     RELEVANCE_FIELD_NUMBER: _builtins.int
     BASE_SCORE_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """Higher is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. LEXICAL: BM25.
     HYBRID, and by several vectors: the fused score.
@@ -673,6 +794,10 @@ class Hit(_message.Message):
         unnamed vector has the name "".
         """
 
+    @_builtins.property
+    def context(self) -> Global___HitContext:
+        """Set with `context`."""
+
     def __init__(
         self,
         *,
@@ -686,10 +811,11 @@ class Hit(_message.Message):
         vector_scores: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         relevance: _builtins.float | None = ...,
         base_score: _builtins.float | None = ...,
+        context: Global___HitContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "context", b"context", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet", "vector_scores", b"vector_scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "context", b"context", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet", "vector_scores", b"vector_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_score: _TypeAlias = _typing.Literal["base_score"]  # noqa: Y015
     _WhichOneofArgType__base_score: _TypeAlias = _typing.Literal["_base_score", b"_base_score"]  # noqa: Y015

@@ -24,7 +24,6 @@ from scannery.pipelines import build
 from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
 from scannery.serving.encoding.reranker import BATCH_SENTENCES, SentenceVectors
-from scannery.serving.engine.highlighter import with_snippets
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.v1 import search_pb2
 from tests.data import datapoints
@@ -335,7 +334,8 @@ def test_snippets_are_added_to_hits_of_any_size() -> None:
         [],
         [b""] * 4,
     ]
-    found = [search_pb2.HitList.FromString(each).hits for each in with_snippets(written, snippets).lists()]
+    with_snippets = written.with_field(search_pb2.Hit.SNIPPET_FIELD_NUMBER, snippets)
+    found = [search_pb2.HitList.FromString(each).hits for each in with_snippets.lists()]
     assert [[hit.snippet.start for hit in each] for each in found] == [sizes[:3], [], [0] * 4]
     assert [len(hit.datapoint.text) for each in found for hit in each] == sizes
     assert not found[2][0].HasField("snippet")

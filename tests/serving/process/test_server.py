@@ -100,8 +100,10 @@ def test_every_field_of_the_options_is_served_or_refused() -> None:
     """A field that is added to the contract must be dealt with here, so that none is ignored in silence."""
     served = {"k", "where", "mode", "crowding", "offset", "min_score", "exact", "target_recall",
               "return_fields", "return_vector", "knobs", "explain", "min_sequence", "vectors",
-              "inner_product", "allow_partial", "typos", "prefix", "diversity", "further_crowding"}  # fmt: skip
+              "inner_product", "allow_partial", "typos", "prefix", "diversity", "further_crowding",
+              "ranking"}  # fmt: skip
     refused = {"fusion", "rerank", "highlight"}  # with a vector
+    refused |= {"context"}  # of an index whose datapoints are documents of their own
     refused |= {"min_relevance"}  # of an index without measured relevance
     assert set(search_pb2.SearchOptions.DESCRIPTOR.fields_by_name) == served | refused
 
