@@ -24,7 +24,17 @@ from scannery.client.errors import (
     UnimplementedError,
 )
 from scannery.client.request.filters import Where
-from scannery.client.request.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse, Words
+from scannery.client.request.queries import (
+    Blend,
+    Examples,
+    Fusion,
+    Like,
+    Mode,
+    QueryLike,
+    SearchOptions,
+    Sparse,
+    Words,
+)
 from scannery.client.request.writes import NewDatapoint, Update
 from scannery.client.response.aggregations import AttributeStats, Facet, Facets, TypeStats
 from scannery.client.response.index_info import (
@@ -66,6 +76,7 @@ __all__ = [
     "DeadlineExceededError",
     "Deleted",
     "EncoderInfo",
+    "Examples",
     "Explanation",
     "Facet",
     "Facets",

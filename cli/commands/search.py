@@ -25,7 +25,7 @@ from scannery.cli.options import (
 )
 from scannery.cli.output import hits_json, print_explanation, print_hits, print_json
 from scannery.cli.uploads import answer_queries
-from scannery.client import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
+from scannery.client import Blend, Examples, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 
 __all__ = ["search"]
 
@@ -72,6 +72,13 @@ def search(
         list[str] | None,
         typer.Option(
             metavar="ID", help="Id of a datapoint, whose vector is the query or is blended with it."
+        ),
+    ] = None,
+    unlike: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID",
+            help="Id of a datapoint that hits are not to be like, beside --like.",
         ),
     ] = None,
     vector: Annotated[
@@ -189,19 +196,23 @@ def search(
     if vectors is not None:
         options["vectors"] = vector_choices(vectors)
     if queries is not None:
-        if any(value is not None for value in (query, also, like, vector, sparse, weights)):
+        if any(value is not None for value in (query, also, like, unlike, vector, sparse, weights)):
             raise typer.BadParameter(
-                "--queries cannot be combined with QUERY, --also, --like, --vector, --sparse, --weights"
+                "--queries cannot be combined with QUERY, --also, --like, --unlike, --vector, --sparse, --weights"
             )
         with connected(target, store, timeout_s=timeout) as client:
             answer_queries(client.index(index), queries, k, options)
         return
-    what = _query(
-        [*([query] if query is not None else []), *(also or [])],
-        like or [],
-        parsed_json(vector, "--vector"),
-        parsed_json(weights, "--weights"),
-        parsed_json(sparse, "--sparse"),
+    what = (
+        _examples(like or [], unlike, [query, also, vector, sparse, weights])
+        if unlike
+        else _query(
+            [*([query] if query is not None else []), *(also or [])],
+            like or [],
+            parsed_json(vector, "--vector"),
+            parsed_json(weights, "--weights"),
+            parsed_json(sparse, "--sparse"),
+        )
     )
     with connected(target, store, timeout_s=timeout) as client:
         hits = client.index(index).search(what, k, **options)
@@ -246,6 +257,12 @@ def _query(texts: list[str], like: list[str], vector: object, weights: object, s
     if not parts:
         raise typer.BadParameter("give QUERY, --like, --vector or --sparse")
     return _blend(parts, weights)
+
+
+def _examples(like: list[str], unlike: list[str], further: list[object]) -> Examples:
+    if not like or any(value is not None for value in further):
+        raise typer.BadParameter("--unlike needs --like, and no query of another kind")
+    return Examples(like, unlike)
 
 
 def _blend(parts: list[QueryLike], weights: object) -> QueryLike:

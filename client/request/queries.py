@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +34,7 @@ from scannery.v1.types_pb2 import SparseVector, Vector
 
 __all__ = [
     "Blend",
+    "Examples",
     "Fusion",
     "Like",
     "Mode",
@@ -86,6 +88,39 @@ class Blend:
 
 
 @dataclass(frozen=True, slots=True)
+class Examples:
+    """The query "more like these, less like those", by datapoints or vectors: sugar for a `Blend` (Rocchio, 1971).
+
+    The mean of what is liked, less half of the mean of what is not. Datapoints that are named are not returned.
+
+    >>> Examples(like=["episode-7", [0.6, 0.8]], unlike=["episode-9"]).blend.weights
+    [0.5, 0.5, -0.5]
+    """
+
+    like: Sequence[Identifier | Sequence[float] | np.ndarray]
+    """Ids or vectors, at least one."""
+    unlike: Sequence[Identifier | Sequence[float] | np.ndarray] = ()
+    """Ids or vectors; with some, the search must be dense."""
+
+    @property
+    def blend(self) -> Blend:
+        """The same as a blend; raises InvalidArgumentError if nothing is liked."""
+        if not len(self.like):
+            raise _invalid("like", "must have at least one id or vector")
+        weights = [1 / len(self.like)] * len(self.like)
+        weights += [-UNLIKE_SHARE / len(self.unlike) for _ in self.unlike]
+        return Blend([_example(each) for each in (*self.like, *self.unlike)], weights)
+
+
+UNLIKE_SHARE = 0.5
+"""Weight of the mean of what is not liked; that of what is liked has 1."""
+
+
+def _example(example: Identifier | Sequence[float] | np.ndarray) -> QueryLike:
+    return Like(example) if isinstance(example, (str, int, uuid.UUID)) else example
+
+
+@dataclass(frozen=True, slots=True)
 class Sparse:
     """A sparse vector for the lexical side of a search, instead of words: `mode="lexical"`, or `"hybrid"`.
 
@@ -121,8 +156,10 @@ class SupportsArray(Protocol):
     def __array__(self) -> np.ndarray: ...
 
 
-QueryLike: TypeAlias = str | Like | Blend | Sparse | Words | Sequence[float] | np.ndarray | SupportsArray
-"""A text, a vector (anything array-like), `Like(id)`, several of them as a `Blend`, `Sparse` weights or `Words`."""
+QueryLike: TypeAlias = (
+    str | Like | Blend | Examples | Sparse | Words | Sequence[float] | np.ndarray | SupportsArray
+)
+"""A text, a vector (anything array-like), `Like(id)`, several as a `Blend` or `Examples`, `Sparse` or `Words`."""
 
 Queries: TypeAlias = Sequence[QueryLike] | np.ndarray | SupportsArray
 """Several queries, or a float array `(queries, dimensions)`."""
@@ -221,6 +258,8 @@ def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
         return _sparse(query, path)
     if isinstance(query, Words):
         return _words(query, path)
+    if isinstance(query, Examples):
+        query = query.blend
     if isinstance(query, Blend):
         return pb.Query(group=_group(query, f"{path}.group"))
     vector_D = _array(query, path)
@@ -276,7 +315,7 @@ def put_queries(request: pb.SearchManyRequest, queries: Queries) -> None:
         InvalidArgumentError: names the first query that is none.
 
     """
-    if isinstance(queries, (str, bytes, Like, Blend, Sparse, Words)):
+    if isinstance(queries, (str, bytes, Like, Blend, Examples, Sparse, Words)):
         raise _invalid("queries", f"must be a list of queries, got one: {queries!r:.80}")
     if isinstance(queries, Sequence):
         request.queries.extend(build_query(query, path=f"queries[{i}]") for i, query in enumerate(queries))

@@ -258,3 +258,12 @@ def test_hits_are_diverse_and_limited_by_several_attributes(
     assert asked("--diversity", "0.9") == ["one", "two", "three"]
     assert asked("--max-per-group", "1") == ["one", "three", "two"]
     assert asked("--max-per-group", "2", "--max-per-group", "document_id=1", "-k", "1") == ["one"]
+
+
+def test_more_like_these_and_less_like_those(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("search", "--index", "figures", "--vectors", "colour", "--store", store)
+    status, out, err = run(capsys, *question, "--like", "one", "--unlike", "two", "--json")
+    assert status == 0, err
+    assert [hit["id"] for hit in json.loads(out)["hits"]] == ["three"]
+    status, _, err = run(capsys, *question, "--unlike", "two")
+    assert status == 2 and "--unlike needs --like" in err

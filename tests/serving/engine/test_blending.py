@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery import Blend, InvalidArgumentError, Like, NotFoundError
+from scannery import Blend, Examples, InvalidArgumentError, Like, NotFoundError
 from scannery.indexer import Store, parse_spec, unit_length
 from tests.data import clustered, datapoints
 from tests.served import publish_version
@@ -134,3 +134,17 @@ def test_blends_of_the_largest_vectors_have_finite_scores_alone_and_in_batches(
     assert np.isfinite([hit.score for hit in alone]).all()
     for hits in index.search_many([blend] * 9, k=20):
         assert hits == alone
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_examples_are_a_blend(client: scannery.Client, distance: str) -> None:
+    index = client.index(distance)
+    blend = Blend([Like("d1"), VECTORS_ND[2], Like("d3")], [0.5, 0.5, -0.5])
+    hits = index.search(Examples(like=["d1", VECTORS_ND[2]], unlike=["d3"]), 20)
+    assert hits == index.search(blend, 20)
+    assert not {"d1", "d3"} & {hit.id for hit in hits}
+    assert index.search_many([Examples(["d1"])], 5) == [index.search(Blend([Like("d1")]), 5)]
+    with pytest.raises(InvalidArgumentError, match="^like: must have at least one"):
+        index.search(Examples(like=[], unlike=["d3"]))
+    with pytest.raises(InvalidArgumentError, match="weights"):
+        index.search(Examples(like=["d1"], unlike=["d3"]), mode="lexical")
