@@ -2,13 +2,14 @@
 
     python -m benchmarks.ranking [--folder FOLDER] [--seconds 1] [--rounds 5] [--queries 200]
 
-39,133 real passages × 384 with questions about other shows (`benchmarks.data`); each has a number of `plays`, log-normal,
-and a `published` time, its episodes a week apart. Values are `(1 - w) * score + w * signal`, where the signal is the mean of
-the logarithm of the plays, as a share of the greatest, and of a decay by 90 days. Filters allow shares of the rows.
+39,133 real passages × 384 with questions about other shows (`benchmarks.data`); each has a number of `plays`,
+log-normal, and a `published` time, 75 passages a week. Values are `(1 - w) * score + w * signal`, where the signal is
+the mean of two: the logarithm of the plays as a share of the greatest, and a decay by 90 days. Filters allow shares of
+the rows.
 
 *Recall@10*: of the best ten by value of all allowed rows, by brute force; *of 100*: if the best hundred by score are
-ordered by value, as engines that rescore do. *Rate*: searches/s of one caller over gRPC, and its ratio to those by
-score alone with the same filter, in turns, medians.
+ordered by value, as engines that rescore do. Then searches/s of one caller over gRPC, and the ratio to those by score
+alone with the same filter, in turns, medians.
 
 Shapes: N rows, Q queries, D dimensions.
 """
@@ -47,7 +48,8 @@ def attributes(rows: int) -> dict[str, np.ndarray]:
     days_N = np.arange(rows) // 75 * 7.0
     return {
         "plays": np.exp(generator.normal(6, 2, rows)).astype(np.int64),
-        "published": np.datetime64(ORIGIN.replace(tzinfo=None), "us") - (days_N * 86400e6).astype("timedelta64[us]"),
+        "published": np.datetime64(ORIGIN.replace(tzinfo=None), "us")
+        - (days_N * 86400e6).astype("timedelta64[us]"),
         "at": generator.permutation(rows),
     }
 
@@ -61,7 +63,9 @@ def expression(weight: float, greatest: float) -> str:
 def signals(columns: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
     """Return the signal of each row, float64 (N,), and the greatest logarithm."""
     logs_N = np.log1p(columns["plays"])
-    ages_N = (np.datetime64(ORIGIN.replace(tzinfo=None), "us") - columns["published"]) / np.timedelta64(1, "D")
+    ages_N = (np.datetime64(ORIGIN.replace(tzinfo=None), "us") - columns["published"]) / np.timedelta64(
+        1, "D"
+    )
     return (logs_N / logs_N.max() + 0.5 ** (ages_N / 90)) / 2, float(logs_N.max())
 
 
@@ -76,7 +80,12 @@ def main() -> None:
             times = [value.replace(tzinfo=dt.UTC) for value in columns["published"].tolist()]
             values = {"plays": columns["plays"].tolist(), "published": times, "at": columns["at"].tolist()}
             publish(
-                Store.open(store, create=True), SPEC, vectors_ND, folder, columns=values, queries_QD=real.asked_QD
+                Store.open(store, create=True),
+                SPEC,
+                vectors_ND,
+                folder,
+                columns=values,
+                queries_QD=real.asked_QD,
             )
         _report(store, vectors_ND, real.held_QD[: given.queries], columns, given.seconds, given.rounds)
 

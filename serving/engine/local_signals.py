@@ -7,18 +7,53 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from scannery.indexer.tuning.score_fusion import Scale
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.segment_search import AllowedSegment, PreparedSearch, QueryBatch
-from scannery.serving.engine.top_k import EMPTY, Ranking
+from scannery.serving.engine.top_k import EMPTY, Ranking, concatenated
 from scannery.serving.request.ranking import RankingOption
 from scannery.serving.snapshot.signal_table import Signals
 
-__all__ = ["LocalSignalRows", "search_time_s"]
+__all__ = ["NOTHING", "LocalSignalRows", "SignalBounds", "UnreadRows", "search_time_s"]
 
 TYPICAL_SCORES = (0.0, 1.0)
+FEW_ROWS = 1 << 12
+"""Most rows that are read after the first ones: beyond, it takes less time to read the order of scores deeper."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalBounds:
+    """Which rows are read by their signals."""
+
+    scores: tuple[float, float]
+    """Lowest and highest score that they may have, on the scale of the expression."""
+    least: float
+    """Value that rows must be able to have."""
+    hits: int | None
+    """Number of hits: the value of the last of as many of these rows is a least one, too; None: it is not."""
+    limit: int
+    """Rows that are read first, those with the highest bounds; others only if they are few."""
+    below: float
+    """Score, as the search returns it, that none of the rows has in mode hybrid."""
+    scale: Scale
+    """Scale of the expression."""
+
+
+class UnreadRows(NamedTuple):
+    """Rows that may be among the hits by the upper bounds of their values, and were not read."""
+
+    rows: int
+    """Number of them."""
+    bound: float
+    """Value that none of them is above."""
+
+
+NOTHING = UnreadRows(0, -np.inf)
 
 
 def search_time_s(option: RankingOption) -> float:
@@ -43,6 +78,9 @@ class LocalSignalRows:
 
     def signals(self, ranking: Ranking) -> np.ndarray:
         """As `SignalRows.signals`."""
+        if len(self._snapshot.segments) == 1:
+            table = self._signals.table(self._snapshot.segments[0], self._batch.deadline)
+            return table.signals_CN[:, ranking.rows]
         signals_CH = np.empty((len(self._signals.program.signals), len(ranking)), np.float32)
         for number in np.unique(ranking.segments).tolist():
             is_here_H = ranking.segments == number
@@ -50,29 +88,43 @@ class LocalSignalRows:
             signals_CH[:, is_here_H] = table.signals_CN[:, ranking.rows[is_here_H]]
         return signals_CH
 
-    def above(
-        self, query: int, scores: tuple[float, float], least: float, limit: int, below: float
-    ) -> tuple[Ranking, float]:
+    def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, UnreadRows]:
         """As `SignalRows.above`."""
-        program = self._signals.program
-        numbers, rows, bounds = [EMPTY.segments], [EMPTY.rows], [np.empty(0)]
+        numbers_R, rows_R, bounds_R = self._rows_above(bounds)
+        if not self._candidates.scores_rows:
+            return EMPTY, UnreadRows(len(rows_R), float(bounds_R.max(initial=-np.inf)))
+        if len(rows_R) <= bounds.limit:
+            return self._candidates.scored(query, numbers_R, rows_R, bounds.below), NOTHING
+        order_R = np.argpartition(-bounds_R, bounds.limit)
+        first_R, rest_R = order_R[: bounds.limit], order_R[bounds.limit :]
+        read = self._candidates.scored(query, numbers_R[first_R], rows_R[first_R], bounds.below)
+        rest_R = rest_R[bounds_R[rest_R] >= self._least(read, bounds)]
+        if len(rest_R) > FEW_ROWS:
+            return read, UnreadRows(len(rest_R), float(bounds_R[rest_R].max()))
+        if len(rest_R):
+            more = self._candidates.scored(query, numbers_R[rest_R], rows_R[rest_R], bounds.below)
+            read = concatenated([read, more])
+        return read, NOTHING
+
+    def _rows_above(self, bounds: SignalBounds) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return segments and rows whose values can be the least one, both int64 (R,), and their bounds."""
+        numbers, rows, upper = [EMPTY.segments], [EMPTY.rows], [np.empty(0)]
         for each in self._allowed:
             self._batch.deadline.check()
             table = self._signals.table(self._snapshot.segments[each.number], self._batch.deadline)
-            rows_R, bounds_R = table.rows_above(program, scores, least)
+            rows_R, bounds_R = table.rows_above(self._signals.program, bounds.scores, bounds.least)
             if each.allowed is not None:
                 is_allowed_R = each.allowed.holds(rows_R)
                 rows_R, bounds_R = rows_R[is_allowed_R], bounds_R[is_allowed_R]
             numbers.append(np.full(len(rows_R), each.number, np.int64))
             rows.append(rows_R)
-            bounds.append(bounds_R)
-        numbers_R, rows_R, bounds_R = map(np.concatenate, (numbers, rows, bounds))
-        if not self._candidates.scores_rows:
-            return EMPTY, float(bounds_R.max(initial=-np.inf))
-        highest = -np.inf
-        if len(rows_R) > limit:
-            order_R = np.argpartition(-bounds_R, limit)
-            first_R, rest_R = order_R[:limit], order_R[limit:]
-            highest = float(bounds_R[rest_R].max())
-            numbers_R, rows_R = numbers_R[first_R], rows_R[first_R]
-        return self._candidates.scored(query, numbers_R, rows_R, below), highest
+            upper.append(bounds_R)
+        return np.concatenate(numbers), np.concatenate(rows), np.concatenate(upper)
+
+    def _least(self, read: Ranking, bounds: SignalBounds) -> float:
+        """Return the least value of a hit, given rows that were read."""
+        if bounds.hits is None or len(read) < bounds.hits:
+            return bounds.least
+        values_H = self._signals.program.values(bounds.scale.values(read.scores), self.signals(read))
+        last = float(np.partition(values_H, len(read) - bounds.hits)[len(read) - bounds.hits])
+        return max(bounds.least, float(np.float32(last)))

@@ -23,7 +23,7 @@ from scannery.indexer import CorpusStatistics, Segment
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import Words
-from scannery.serving.engine.local_signals import LocalSignalRows, search_time_s
+from scannery.serving.engine.local_signals import LocalSignalRows, SignalBounds, UnreadRows, search_time_s
 from scannery.serving.engine.passages import Passages, passages_of
 from scannery.serving.engine.query_vectors import Lookup
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
@@ -59,22 +59,11 @@ class SignalRows(Protocol):
     def signals(self, ranking: Ranking) -> np.ndarray:
         """Return the signals of some rows, float32 (C, H)."""
 
-    def above(
-        self, query: int, scores: tuple[float, float], least: float, limit: int, below: float
-    ) -> tuple[Ranking, float]:
-        """Return rows that the filter allows by the upper bounds of their values, and a bound for all others.
+    def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, UnreadRows]:
+        """Return rows of a query, by its number, by their signals, and what is known of others that the filter allows.
 
-        Args:
-            query: its number.
-            scores: the lowest and the highest score that they may have, on the scale of the expression.
-            least: a value: rows whose bounds are below are left out.
-            limit: rows wanted, those with the highest bounds.
-            below: the highest score, as the search returns it.
-
-        Returns:
-            The rows with their scores as `RankedCandidates.best` returns them, in no order; none where a single row
-            cannot be scored. And the bound of those that were left out but for `least`; minus infinity: there are none.
-
+        The rows have their scores as `RankedCandidates.best` returns them, and are in no order. There are none where a
+        single row cannot be scored.
         """
 
 

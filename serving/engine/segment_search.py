@@ -351,7 +351,7 @@ class SearchPlan:
         self._settings = [settings_of(space, options) for space in self._spaces]
         self._unfiltered = searched_segments(snapshot, options, self._spaces, self._settings)
         self.cost_class = options.cost_class
-        one_stage = self.cost_class is not CostClass.STAGED
+        one_stage = self.cost_class is not CostClass.STAGED and options.ranking is None
         self.reads_one_segment = len(self._unfiltered.searches) == 1 and options.drops_nothing and one_stage
         """Whether the best rows by vector of one segment are the answer."""
         self.chosen: ChosenSearch | None = None

@@ -20,6 +20,7 @@ from scannery.indexer import WeightedTerms
 from scannery.indexer.tuning.score_fusion import Scale
 from scannery.serving.engine.hybrid import keys_of
 from scannery.serving.engine.lexical import Words
+from scannery.serving.engine.local_signals import NOTHING, SignalBounds
 from scannery.serving.engine.relevance import HitRelevance
 from scannery.serving.engine.row_source import RankedCandidates, SignalRows
 from scannery.serving.engine.segment_search import QueryBatch
@@ -28,13 +29,13 @@ from scannery.serving.request.options import Options
 
 __all__ = ["SignalRankedCandidates"]
 
-FIRST_ROWS = 64
+FIRST_ROWS = 32
 """Least rows of the order of scores that are read first."""
-FIRST_SIGNAL_ROWS = 128
-"""Rows of the order of signals that are read first."""
+FIRST_SIGNAL_ROWS = 512
+"""Rows of the order of signals that are read first: to score one costs a tenth of a row of the order of scores."""
 DEEPER = 4
 MAX_ROWS = 1 << 15
-"""Rows of either order after which a search stops, and says what it has not read."""
+"""Rows of the order of scores after which a search stops, and says what it has not read."""
 LOWEST_SCORE = -1e9
 
 
@@ -81,33 +82,42 @@ class SignalRankedCandidates:
 
     def _best(self, query: int, hits: int) -> Ranking:
         depth, limit = max(FIRST_ROWS, 2 * hits), FIRST_SIGNAL_ROWS
+        scale = self._scale(query)
         while True:
-            self._batch.deadline.check()
             [by_score] = self._candidates.best(np.array([query]), depth)
             by_score, complete = self._relevant(query, by_score)
             complete |= len(by_score) < depth or depth >= self._candidates.total
-            scale = self._scale(query)
-            ranked = self._ranked(by_score, self._rows.signals(by_score), scale)
-            bound = -np.inf
+            read, unread = self._valued(by_score, scale), NOTHING
+            best = self._first(read, hits)
             if not complete:
-                last = float(by_score.scores[-1])
-                scores = (LOWEST_SCORE, float(scale.values(np.array([last]))[0]))
-                by_signal, bound = self._rows.above(query, scores, _value_at(ranked, hits), limit, last)
-                is_new_H = ~np.isin(keys_of(by_signal), keys_of(by_score))
-                by_signal, _ = self._relevant(query, by_signal.at(is_new_H))
+                bounds = self._bounds(by_score, scale, _value_at(best, hits), hits, limit)
+                by_signal, unread = self._rows.above(query, bounds)
+                by_signal, _ = self._relevant(query, _without(by_signal, by_score))
                 if len(by_signal):
-                    more = self._ranked(by_signal, self._rows.signals(by_signal), scale)
-                    ranked = by_score_and_id(concatenated([ranked, more]), self._segments)
-                bound = float(np.float32(bound))
-            least = _value_at(ranked, hits)
-            stops = max(depth, limit) >= MAX_ROWS
-            if bound < least or complete or stops:
-                best = ranked.within(0, hits)
-                if bound >= least and not complete:
-                    best = replace(best, unseen_bound=bound)
-                self._explain(query, len(ranked), best.unseen_bound)
+                    read = concatenated([read, self._valued(by_signal, scale)])
+                    best = self._first(read, hits)
+                complete = bool(np.float32(unread.bound) < _value_at(best, hits))
+            if complete or depth >= MAX_ROWS:
+                best = replace(best, unseen_bound=None if complete else unread.bound)
+                self._explain(query, len(read), best.unseen_bound)
                 return best
             depth, limit = depth * DEEPER, limit * DEEPER
+
+    def _bounds(self, by_score: Ranking, scale: Scale, least: float, hits: int, limit: int) -> SignalBounds:
+        """Return what rows behind those that were read by score must have to be among the hits."""
+        last = float(by_score.scores[-1])
+        highest = float(scale.values(np.array([last]))[0])
+        # Rows without the least relevance are no hits, whose values would raise `least`.
+        sure_hits = hits if self._options.min_relevance is None else None
+        return SignalBounds((LOWEST_SCORE, highest), least, sure_hits, limit, last, scale)
+
+    def _first(self, read: Ranking, hits: int) -> Ranking:
+        """Return the best of some rows, by value and then by id."""
+        if len(read) > hits:
+            # With all values that equal the last one: ids decide which of these rows stay.
+            least = np.partition(read.scores, len(read) - hits)[len(read) - hits]
+            read = read.at(read.scores >= least)
+        return by_score_and_id(read, self._segments).within(0, hits)
 
     def _relevant(self, query: int, ranking: Ranking) -> tuple[Ranking, bool]:
         """Return the rows with the least relevance, and whether no row behind them has it."""
@@ -118,11 +128,11 @@ class SignalRankedCandidates:
         passes_H = ranking.relevance >= least
         return ranking.at(passes_H), not passes_H[-1]
 
-    def _ranked(self, ranking: Ranking, signals_CH: np.ndarray, scale: Scale) -> Ranking:
-        """Return rows by their value, with the score as `base`."""
+    def _valued(self, ranking: Ranking, scale: Scale) -> Ranking:
+        """Return rows in their order with their values as `scores`, and the scores before these as `base`."""
+        signals_CH = self._rows.signals(ranking)
         values_H = self._option.program.values(scale.values(ranking.scores), signals_CH)
-        valued = replace(ranking, scores=values_H.astype(np.float32), base=ranking.scores)
-        return by_score_and_id(valued, self._segments)
+        return replace(ranking, scores=values_H.astype(np.float32), base=ranking.scores)
 
     def _scale(self, query: int) -> Scale:
         """Return the scale of the scores of a query: that of the index, so that weights outlive another model."""
@@ -145,6 +155,13 @@ class SignalRankedCandidates:
 
 
 AS_THEY_ARE = Scale(0.0, 1.0)
+
+
+def _without(ranking: Ranking, by_score: Ranking) -> Ranking:
+    """Return the rows that were not read by score, of which there are some."""
+    keys_H, read_H = keys_of(ranking), np.sort(keys_of(by_score))
+    places_H = np.minimum(np.searchsorted(read_H, keys_H), len(read_H) - 1)
+    return ranking.at(read_H[places_H] != keys_H)
 
 
 def _value_at(ranked: Ranking, hits: int) -> float:

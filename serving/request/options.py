@@ -156,7 +156,7 @@ class CostClass(Enum):
     INDEXED = "indexed"
     """Class of searches by vector with the tuned plan: about as little work as any search."""
     SCANNED = "scanned"
-    """Class of searches by vector, with a filter or exact: perhaps a scan, which INDEXED searches must not wait for."""
+    """Class of searches by vector with a filter, a ranking, or exact: perhaps a scan, which no INDEXED one may await."""
     STAGED = "staged"
     """Class of searches with further stages: by words, by several vectors, diverse, reranked, highlighted, explained,
     or with context."""
@@ -258,9 +258,9 @@ class Options:
             return CostClass.STAGED
         if self.highlight is not None or self.context is not None:
             return CostClass.STAGED
-        if len(self.vectors) > 1 or self.diversity or self.ranking is not None:
+        if len(self.vectors) > 1 or self.diversity:
             return CostClass.STAGED
-        return CostClass.SCANNED if self.exact else CostClass.INDEXED
+        return CostClass.SCANNED if self.exact or self.ranking is not None else CostClass.INDEXED
 
     @property
     def drops_nothing(self) -> bool:

@@ -15,7 +15,7 @@ from scannery.client.request.queries import Mode
 from scannery.client.response.results import Datapoint, Hits
 from tests.model.actors import Actor
 from tests.model.errors import check
-from tests.model.oracle import UNFILTERED, Oracle, Ranked, Scale
+from tests.model.oracle import RANKINGS, UNFILTERED, Oracle, Ranked, Scale
 from tests.model.rows import (
     ATTRIBUTES,
     DIMENSIONS,
@@ -321,6 +321,8 @@ class Checker:
         if rng.random() < 0.15 and mode == "dense":
             # Not where a score can lie: rounding would decide.
             options["min_score"] = rng.randrange(-4, 4) / 2 - 0.003
+        if rng.random() < 0.2 and mode != "hybrid" and "min_score" not in options:
+            options["ranking"] = rng.choice(sorted(RANKINGS))
         if mode == "hybrid":
             options["alpha"] = rng.choice([0.25, 0.5, 1.0])
             options["fusion"] = rng.choice(["weighted_score", "reciprocal_rank"])
@@ -377,9 +379,9 @@ class Checker:
             return oracle.lexical(words.meant if isinstance(words, Typed) else words)
 
         if mode == "lexical":
-            ranked = oracle.kept(lexical(), options)
+            ranked = oracle.steered(oracle.kept(lexical(), options), options)
         elif mode == "dense":
-            ranked = oracle.kept(oracle.dense(dense_query), options)
+            ranked = oracle.steered(oracle.kept(oracle.dense(dense_query), options), options)
         else:
             all_dense, all_lexical = oracle.dense(dense_query), lexical()
             dense, words_side = oracle.kept(all_dense, options), oracle.kept(all_lexical, options)

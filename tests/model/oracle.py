@@ -18,7 +18,7 @@ import numpy as np
 
 from tests.model.rows import Row
 
-__all__ = ["UNFILTERED", "Oracle", "Ranked", "Scale", "matches"]
+__all__ = ["RANKINGS", "UNFILTERED", "Oracle", "Ranked", "Scale", "matches"]
 
 Ranked = list[tuple[str, float]]
 """Ids with scores, best first, equal scores by id."""
@@ -27,6 +27,16 @@ RANK_CONSTANT = 60
 LEAST_DEPTH = 200
 DEEPER = 4
 LEAST_WEIGHT = 5e-8
+
+
+RANKINGS: dict[str, Callable[[float, Mapping[str, Any]], float]] = {
+    "score + 0.25 * default(rating, 2)": lambda score, row: score + 0.25 * row.get("rating", 2),
+    "score * (2 if live else 1) - (show == 'a')": lambda score, row: (
+        score * (2 if row.get("live") else 1) - (row.get("show") == "a")
+    ),
+    "-score + min(year, 10)": lambda score, row: -score + min(row.get("year", 0), 10),
+}
+"""Ranking expressions, and the same as functions of a score and attributes."""
 
 
 class Scale(NamedTuple):
@@ -273,6 +283,13 @@ class Oracle:
             for name in sides[0].keys() | sides[1].keys()
         }
         return self._ordered({name: float(np.float32(score)) for name, score in scores.items()})
+
+    def steered(self, ranked: Ranked, options: Mapping[str, Any]) -> Ranked:
+        """Return rows in the order of a ranking expression, with its values."""
+        if "ranking" not in options:
+            return ranked
+        function = RANKINGS[options["ranking"]]
+        return self._ordered({name: function(score, self.rows[name].attributes) for name, score in ranked})
 
     def crowded(self, ranked: Ranked, options: Mapping[str, Any]) -> Ranked:
         """Return what is left where groups are bounded."""

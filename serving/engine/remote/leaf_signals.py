@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scannery.serving.engine.local_signals import SignalBounds, UnreadRows
 from scannery.serving.engine.remote.leaf_candidates import LeafCandidates
 from scannery.serving.engine.segment_search import PreparedSearch
 from scannery.serving.engine.top_k import Ranking, concatenated
@@ -35,12 +36,19 @@ class LeafSignalRows:
         signals_HC = np.array([tables[number].signals[row] for number, row in pairs], np.float32)
         return signals_HC.reshape(len(ranking), self._count).T
 
-    def above(
-        self, query: int, scores: tuple[float, float], least: float, limit: int, below: float
-    ) -> tuple[Ranking, float]:
+    def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, UnreadRows]:
         """As `SignalRows.above`; each group of leaves returns as many rows as are wanted."""
-        bounds = LeafSignalBounds(
-            lowest_score=scores[0], highest_score=scores[1], least=least, limit=limit, below=below
+        message = LeafSignalBounds(
+            lowest_score=bounds.scores[0],
+            highest_score=bounds.scores[1],
+            least=bounds.least,
+            hits=bounds.hits or 0,
+            limit=bounds.limit,
+            below=bounds.below,
+            score_zero=bounds.scale.at_zero,
+            score_one=bounds.scale.at_one,
         )
-        by_group = self._candidates.by_signal(query, bounds)
-        return concatenated([ranking for ranking, _ in by_group]), max(bound for _, bound in by_group)
+        by_group = self._candidates.by_signal(query, message)
+        unread = [each for _, each in by_group]
+        rows, bound = sum(each.rows for each in unread), max(each.bound for each in unread)
+        return concatenated([ranking for ranking, _ in by_group]), UnreadRows(rows, bound)

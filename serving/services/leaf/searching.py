@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from scannery.indexer import WeightedTerms
+from scannery.indexer.tuning.score_fusion import Scale
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hybrid import keys_in, keys_of, places_of
 from scannery.serving.engine.lexical import Words, check_sparse, word_index
-from scannery.serving.engine.local_signals import LocalSignalRows
+from scannery.serving.engine.local_signals import LocalSignalRows, SignalBounds
 from scannery.serving.engine.query_vectors import NOT_ASKED, AskedVectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking
@@ -287,11 +288,20 @@ def _above(
     signals: LocalSignalRows, query: int, bounds: pb.LeafSignalBounds
 ) -> tuple[_Rankings, pb.LeafFound]:
     """Return the rows of a query by their signals."""
-    scores = (bounds.lowest_score, bounds.highest_score)
     limit = check_within(f"above[{query}].limit", bounds.limit, 1, limits.MAX_LEAF_ROWS)
-    ranking, bound = signals.above(query, scores, bounds.least, limit, bounds.below)
+    ranking, unread = signals.above(
+        query,
+        SignalBounds(
+            (bounds.lowest_score, bounds.highest_score),
+            bounds.least,
+            bounds.hits or None,
+            limit,
+            bounds.below,
+            Scale(bounds.score_zero, bounds.score_one),
+        ),
+    )
     keys_U = np.sort(keys_of(ranking))
-    answer = pb.LeafFound(above=_message(ranking, keys_U), bound=bound)
+    answer = pb.LeafFound(above=_message(ranking, keys_U), bound=unread.bound, unread=unread.rows)
     if ranking.dense is not None and ranking.lexical is not None:
         answer.above_by_vector = ranking.dense.astype("<f4").tobytes()
         answer.above_by_words = ranking.lexical.astype("<f4").tobytes()

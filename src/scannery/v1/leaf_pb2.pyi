@@ -238,6 +238,9 @@ class LeafSignalBounds(_message.Message):
     LEAST_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     BELOW_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    SCORE_ZERO_FIELD_NUMBER: _builtins.int
+    SCORE_ONE_FIELD_NUMBER: _builtins.int
     lowest_score: _builtins.float
     """The lowest score that they may have, on the scale of the expression."""
     highest_score: _builtins.float
@@ -245,9 +248,15 @@ class LeafSignalBounds(_message.Message):
     least: _builtins.float
     """A value: datapoints whose upper bounds are below are left out."""
     limit: _builtins.int
-    """Most datapoints that are returned, those with the highest bounds."""
+    """Datapoints that are read first, those with the highest bounds; others only if they are few."""
     below: _builtins.float
     """HYBRID: a score that none of them has."""
+    hits: _builtins.int
+    """Number of hits: the value of the last of as many of these datapoints is a least one, too; 0: it is not."""
+    score_zero: _builtins.float
+    """The score that is 0 on the scale of the expression."""
+    score_one: _builtins.float
+    """The score that is 1."""
     def __init__(
         self,
         *,
@@ -256,10 +265,13 @@ class LeafSignalBounds(_message.Message):
         least: _builtins.float = ...,
         limit: _builtins.int = ...,
         below: _builtins.float = ...,
+        hits: _builtins.int = ...,
+        score_zero: _builtins.float = ...,
+        score_one: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "highest_score", b"highest_score", "least", b"least", "limit", b"limit", "lowest_score", b"lowest_score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "highest_score", b"highest_score", "hits", b"hits", "least", b"least", "limit", b"limit", "lowest_score", b"lowest_score", "score_one", b"score_one", "score_zero", b"score_zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -396,6 +408,7 @@ class LeafFound(_message.Message):
     ABOVE_BY_VECTOR_FIELD_NUMBER: _builtins.int
     ABOVE_BY_WORDS_FIELD_NUMBER: _builtins.int
     BOUND_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
     scores: _builtins.bytes
     """Several vectors: the exact score of each row by each vector, float32 little-endian, row by row; NaN where the row or
     the query does not have the vector.
@@ -410,6 +423,8 @@ class LeafFound(_message.Message):
     """HYBRID, with `above`: their scores by words; NaN where a row has no word of the query."""
     bound: _builtins.float
     """With `above`: the upper bound of the values of rows that `limit` left out; minus infinity: none."""
+    unread: _builtins.int
+    """With `above`: number of these rows."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of all rows that any of the rankings has, in no order."""
@@ -454,10 +469,11 @@ class LeafFound(_message.Message):
         above_by_vector: _builtins.bytes = ...,
         above_by_words: _builtins.bytes = ...,
         bound: _builtins.float = ...,
+        unread: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "best_by_words", b"best_by_words", "by_words", b"by_words"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "above_by_vector", b"above_by_vector", "above_by_words", b"above_by_words", "best_by_words", b"best_by_words", "bound", b"bound", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "groups", b"groups", "ids", b"ids", "scores", b"scores", "signals", b"signals", "unfiltered", b"unfiltered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "above_by_vector", b"above_by_vector", "above_by_words", b"above_by_words", "best_by_words", b"best_by_words", "bound", b"bound", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "groups", b"groups", "ids", b"ids", "scores", b"scores", "signals", b"signals", "unfiltered", b"unfiltered", "unread", b"unread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_by_words: _TypeAlias = _typing.Literal["best_by_words"]  # noqa: Y015
     _WhichOneofArgType__best_by_words: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words"]  # noqa: Y015

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.serving.engine import signal_ranking
+from scannery.serving.engine import local_signals, signal_ranking
 
 pytestmark = pytest.mark.system
 
@@ -151,6 +151,7 @@ def test_a_search_that_stops_says_what_it_has_not_read(
     index: scannery.Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signal_ranking, "MAX_ROWS", 64)
+    monkeypatch.setattr(local_signals, "FEW_ROWS", 100)
     hits = index.search(QUERY, 20, ranking="-score", explain=True)
     assert hits.unseen_bound is not None
     assert hits.unseen_bound >= hits[-1].score
