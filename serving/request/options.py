@@ -156,7 +156,7 @@ class CostClass(Enum):
     INDEXED = "indexed"
     """Class of searches by vector with the tuned plan: about as little work as any search."""
     SCANNED = "scanned"
-    """Class of searches by vector with a filter, a ranking, or exact: perhaps a scan, which no INDEXED one may await."""
+    """Class of searches by vector with a filter, a ranking, or exact: perhaps a scan, which INDEXED may not await."""
     STAGED = "staged"
     """Class of searches with further stages: by words, by several vectors, diverse, reranked, highlighted, explained,
     or with context."""
