@@ -125,7 +125,8 @@ def _ask(index: Index, chosen: Sequence[Question], k: int) -> list[Answer]:
 
 def _answer(index: Index, question: Question, k: int) -> Answer:
     started = time.perf_counter()
-    hits = index.search(question.question, k=k, where=question.where or None)
+    ranking = question.ranking or None
+    hits = index.search(question.question, k=k, where=question.where or None, ranking=ranking)
     return Answer(question=question, hits=list(hits), milliseconds=(time.perf_counter() - started) * 1000)
 
 
@@ -140,6 +141,7 @@ def _print_report(report: BuildReport) -> None:
 def _print_answer(answer: Answer) -> None:
     question = answer.question
     where = f"  where {json.dumps(question.where)}" if question.where else ""
+    where += f"  by the ranking {question.ranking}" if question.ranking else ""
     _console.print(
         f"[bold cyan]{escape(question.question)}[/bold cyan]{escape(where)}  "
         f"[dim]{answer.milliseconds:.0f} ms[/dim]"
@@ -149,14 +151,19 @@ def _print_answer(answer: Answer) -> None:
     table.add_column(style="green")
     table.add_column()
     for rank, hit in enumerate(answer.hits, start=1):
-        table.add_row(
-            str(rank), f"{hit.score:.2f}", _described(hit, SNIPPET_CHARS if rank == 1 else SHORT_CHARS)
-        )
+        table.add_row(str(rank), _score(hit), _described(hit, SNIPPET_CHARS if rank == 1 else SHORT_CHARS))
     _console.print(Padding(table, (0, 0, 0, 1)) if answer.hits else "   no hits")
     if answer.hits:
         words = ", ".join(_shared(question, answer.hits[0])) or "[bold]none[/bold]"
         _console.print(f"   [dim]words shared by the question and hit 1:[/dim] {words}")
     _console.print()
+
+
+def _score(hit: Hit) -> str:
+    """Return the score; with a ranking also what its signals add to it."""
+    if hit.base_score is None:
+        return f"{hit.score:.2f}"
+    return f"{hit.score:.2f} = {hit.base_score:.2f} {hit.score - hit.base_score:+.2f}"
 
 
 def _described(hit: Hit, snippet_chars: int) -> str:
@@ -194,6 +201,7 @@ def _print_next_steps(kept: Path | None, index: str) -> None:
         *([] if kept else [f"scannery demo --store {store}    # the same, and keeps the store"]),
         f'{search} --store {store} "overcoming a fear of flying"',
         f"""{search} --store {store} "something quick to cook" --where '{{"minutes": {{"$lte": 30}}}}'""",
+        f'{search} --store {store} "fixing a slow database" --ranking recent    # newer episodes first',
         f"scannery serve --store {store}    # and, in another terminal:",
         f'{search} --target 127.0.0.1:7077 "why do whales sing"',
         f"cp {shlex.quote(str(SPEC_PATH))} my-spec.yaml    # adapt it to your data, then:",
@@ -212,6 +220,7 @@ def _as_json(report: BuildReport, answers: Sequence[Answer]) -> dict[str, Any]:
             {
                 "question": answer.question.question,
                 "where": answer.question.where,
+                "ranking": answer.question.ranking,
                 "milliseconds": round(answer.milliseconds, 3),
                 "hits": [
                     {**hit_json(hit), "shared_words": _shared(answer.question, hit)} for hit in answer.hits

@@ -43,6 +43,9 @@ class Question:
     where: dict[str, Any] = field(default_factory=dict)
     """A filter on the attributes; empty: none."""
 
+    ranking: str = ""
+    """A ranking of the index by its name; empty: by score."""
+
     demo: bool = False
     """Whether `scannery demo` asks it."""
 

@@ -209,3 +209,17 @@ def run(*arguments: str) -> Any:
     app = typer.Typer()
     app.command()(demo)
     return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_demo_shows_what_a_ranking_changes(store: Path) -> None:
+    with scannery.connect(store) as client:
+        index = client.index("sample")
+        [question] = [each for each in ASKED if each.ranking]
+        before, after = (
+            index.search(question.question, 3, ranking=ranking) for ranking in (None, question.ranking)
+        )
+    assert before[0].id == after[0].id == question.expect[0]
+    assert [hit.id for hit in before] != [hit.id for hit in after]
+    shown = run("--store", str(store)).stdout
+    assert f"{question.question}  by the ranking {question.ranking}" in shown
+    assert f"{after[0].score:.2f} = {after[0].base_score:.2f}" in shown

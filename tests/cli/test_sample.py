@@ -96,7 +96,7 @@ def test_the_file_is_plain_utf8_lines():
 
 @pytest.mark.system
 def test_questions_name_episodes_that_exist_and_are_asked_once():
-    assert len({question.question for question in questions()}) == len(questions())
+    assert len({(question.question, question.ranking) for question in questions()}) == len(questions())
     for question in questions():
         assert question.expect
         assert set(question.expect) <= BY_ID.keys()
@@ -122,6 +122,7 @@ def test_the_demo_asks_several_questions_one_of_them_filtered():
     asked = [question for question in questions() if question.demo]
     assert len(asked) >= 4
     assert any(question.where for question in asked)
+    assert any(question.ranking for question in asked)
     # A listener sees the point at once: the first hit is right and no word matches.
     assert all(question.no_shared_words and question.within == 1 for question in asked if not question.where)
 
