@@ -24,8 +24,6 @@ from scannery.serving.engine import wire_kernels
 from scannery.serving.engine.top_k import Ranking, concatenated
 from scannery.serving.engine.wire_fields import (
     NO_FIELDS,
-    ExtraFields,
-    base_fields,
     framed,
     joined_fields,
     read_varint,
@@ -172,11 +170,9 @@ class Hydrator:
             return WrittenHits(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
         alone = self._is_alone(whole)
         data_B, starts_H = self._put(whole, _scores(whole), self._score_head if alone else _NOTHING)
-        if self._names or self._sparse or (self._scored and not alone) or whole.base is not None:
-            of_hits = NO_FIELDS if whole.base is None else base_fields(whole.base)
-            if self._scored and not alone and whole.by_vector is not None:
-                of_hits = joined_fields(of_hits, score_fields(self._scored, whole.by_vector))
-            data_B, starts_H = self._with_more(data_B, starts_H, whole.segments, whole.rows, of_hits)
+        if self._names or self._sparse or (self._scored and not alone):
+            by_vector_HS = None if alone else whole.by_vector
+            data_B, starts_H = self._with_named(data_B, starts_H, whole.segments, whole.rows, by_vector_HS)
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
         return WrittenHits(data_B, _bounds(data_B, starts_H, ends_Q))
 
@@ -204,7 +200,7 @@ class Hydrator:
         data_B, starts_H = self._put_one(number, rows_H, scores_SH, self._score_head)
         if (self._names or self._sparse) and len(starts_H):
             numbers_H = np.full(rows_QK.size, number, np.int64)
-            data_B, starts_H = self._with_more(data_B, starts_H, numbers_H, rows_H, NO_FIELDS)
+            data_B, starts_H = self._with_named(data_B, starts_H, numbers_H, rows_H, None)
         if queries == 1:
             return WrittenHits(data_B, None)
         return WrittenHits(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
@@ -226,8 +222,8 @@ class Hydrator:
         """
         data_B, starts_H = self._put(ranking, np.zeros((0, len(ranking)), np.float32), _NOTHING)
         if self._names or self._sparse:
-            data_B, starts_H = self._with_more(
-                data_B, starts_H, ranking.segments, ranking.rows, NO_FIELDS, as_hits=False
+            data_B, starts_H = self._with_named(
+                data_B, starts_H, ranking.segments, ranking.rows, None, as_hits=False
             )
         return data_B, np.append(starts_H - starts_H[0], len(data_B))
 
@@ -260,18 +256,18 @@ class Hydrator:
             wire_kernels.put_in_order(*part, ends_H, out_B)
         return out_B, ends_H - sizes_H
 
-    def _with_more(
+    def _with_named(
         self,
         data_B: np.ndarray,
         starts_H: np.ndarray,
         numbers_H: np.ndarray,
         rows_H: np.ndarray,
-        of_hits: ExtraFields,
+        by_vector_HS: np.ndarray | None,
         *,
         as_hits: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return hits, or datapoints if not `as_hits`, with named and sparse vectors, and more fields of hits."""
-        of_datapoints = NO_FIELDS
+        """Return hits, or datapoints if not `as_hits`, with named and sparse vectors, and scores by named ones."""
+        of_datapoints = of_hits = NO_FIELDS
         if self._names:
             if len(data_B) + vector_bytes(self._segments, numbers_H) > MAX_ANSWER_BYTES:
                 raise _too_large()
@@ -280,6 +276,8 @@ class Hydrator:
             of_datapoints = joined_fields(of_datapoints, sparse_fields(self._segments, numbers_H, rows_H))
             if len(data_B) + len(of_datapoints.data_B) > MAX_ANSWER_BYTES:
                 raise _too_large()
+        if self._scored and by_vector_HS is not None:
+            of_hits = score_fields(self._scored, by_vector_HS)
         return with_fields(data_B, starts_H, of_datapoints, of_hits, whole=as_hits)
 
     def _put_one(
@@ -396,13 +394,15 @@ def _bounds(data_B: np.ndarray, starts_H: np.ndarray, ends_Q: np.ndarray) -> np.
 
 
 def _scores(whole: Ranking) -> np.ndarray:
-    """Return `score` and, if there are any, the other scores and the relevance of each hit: float32 (S, H)."""
+    """Return `score` and, if there are any, the other scores of each hit: float32 (S, H), as `write_hits` takes them."""
+    optional = [whole.dense, whole.lexical, whole.rerank]
+    if whole.base is not None:
+        optional += [whole.relevance, whole.base]
     kinds = [whole.scores]
-    if whole.dense is not None or whole.lexical is not None or whole.rerank is not None:
+    if any(scores is not None for scores in optional):
         none_H = np.full(len(whole), np.nan, np.float32)
-        optional = (whole.dense, whole.lexical, whole.rerank)
         kinds += [none_H if scores is None else scores for scores in optional]
-    if whole.relevance is not None:
+    if whole.relevance is not None and whole.base is None:
         kinds.append(whole.relevance)
     return np.stack(kinds) if len(kinds) > 1 else np.ascontiguousarray(whole.scores[None])
 

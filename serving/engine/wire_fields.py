@@ -144,13 +144,6 @@ def score_fields(names: Sequence[str], scores_HS: np.ndarray) -> ExtraFields:
     return _added(fields, len(scores_HS))
 
 
-def base_fields(scores_H: np.ndarray) -> ExtraFields:
-    """Return the field `base_score` of hits: one for each score, float32."""
-    hits = np.flatnonzero(~np.isnan(scores_H))
-    data_HV = scores_H[hits].astype("<f4")[:, None].view(np.uint8)
-    return _added([_Field(hits, varint(Hit.BASE_SCORE_FIELD_NUMBER << 3 | _FIXED32), data_HV)], len(scores_H))
-
-
 def with_fields(
     data_B: np.ndarray, starts_H: np.ndarray, of_datapoints: ExtraFields, of_hits: ExtraFields, *, whole: bool
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -83,7 +83,7 @@ def _tag(field: int, wire_type: int) -> int:
 
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-# Fields of a Hit; the tags of the other scores follow that of `score`.
+# Fields of a Hit; the tags of the other scores follow that of `score`, and that of `base_score` that of `relevance`.
 _HIT_DATAPOINT, _HIT_SCORE, _HIT_GROUP = _tag(1, _LENGTH), _tag(2, _FIXED32), _tag(6, _LENGTH)
 _HIT_RELEVANCE = _tag(9, _FIXED32)
 _SCORES = 4
@@ -337,7 +337,7 @@ def write_hits(
         named_B: head of the entry of `vector_scores` with the value of `score`, uint8; empty: there is none.
         rows_H: rows of the hits.
         bits_SH: uint32 of the float32 `score`, or of `score`, `dense_score`, `lexical_score` and `rerank_score`; behind
-            these perhaps of `relevance`. NaN: unset.
+            these perhaps of `relevance`, and of `base_score`. NaN: unset.
         starts_H: output: the offset of each hit, int64.
         out_B: output, uint8.
 
@@ -362,7 +362,13 @@ def write_hits(
         for kind in range(bits_SH.shape[0] - 1, -1, -1):
             if bits_SH[kind, hit] & _ABSOLUTE <= _INFINITE:
                 at = _put_fixed32(out_B, at, bits_SH[kind, hit])
-                at = _put_byte(out_B, at, _HIT_SCORE + (kind << 3) if kind < scores else _HIT_RELEVANCE)
+                at = _put_byte(
+                    out_B,
+                    at,
+                    (_HIT_SCORE + (kind << 3))
+                    if kind < scores
+                    else (_HIT_RELEVANCE + ((kind - scores) << 3)),
+                )
         datapoint_end = at
         if vector_bytes > 0:
             at = _put_bytes(out_B, at, vectors_NV[row], 0, vector_bytes)
