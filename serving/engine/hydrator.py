@@ -394,7 +394,7 @@ def _bounds(data_B: np.ndarray, starts_H: np.ndarray, ends_Q: np.ndarray) -> np.
 
 
 def _scores(whole: Ranking) -> np.ndarray:
-    """Return `score` and, if there are any, the other scores of each hit: float32 (S, H), as `write_hits` takes them."""
+    """Return `score` and, if there are any, the other scores of hits: float32 (S, H), as `write_hits` takes them."""
     optional = [whole.dense, whole.lexical, whole.rerank]
     if whole.base is not None:
         optional += [whole.relevance, whole.base]
