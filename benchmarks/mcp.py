@@ -23,6 +23,7 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 import scannery
+from benchmarks.harness import options
 from scannery.bridges.mcp.server import answer_of
 from scannery.cli.sample import EPISODES_PATH
 from scannery.serving import Server, ServerConfig
@@ -78,6 +79,7 @@ async def measure(target: str) -> None:
 
 def main() -> None:
     """Index the sample, serve it, and measure."""
+    options(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         spec = {

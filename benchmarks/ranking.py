@@ -63,10 +63,9 @@ def expression(weight: float, greatest: float) -> str:
 def signals(columns: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
     """Return the signal of each row, float64 (N,), and the greatest logarithm."""
     logs_N = np.log1p(columns["plays"])
-    ages_N = (np.datetime64(ORIGIN.replace(tzinfo=None), "us") - columns["published"]) / np.timedelta64(
-        1, "D"
-    )
-    return (logs_N / logs_N.max() + 0.5 ** (ages_N / 90)) / 2, float(logs_N.max())
+    ages_N = np.datetime64(ORIGIN.replace(tzinfo=None), "us") - columns["published"]
+    days_N = ages_N.astype(np.int64) / 86400e6
+    return (logs_N / logs_N.max() + 0.5 ** (days_N / 90)) / 2, float(logs_N.max())
 
 
 def main() -> None:
