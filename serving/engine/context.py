@@ -33,8 +33,8 @@ __all__ = ["contexts"]
 
 TOKENS_PER_WORD = 1.3
 """Tokens of a word of English, about, in the vocabularies of today's models."""
-MAX_PASSAGES = 1_000_000
-"""Passages of the documents of all hits of a call, whose offsets are read."""
+TEXTS_AT_ONCE = 256
+"""Texts that are read between two checks of the deadline and of the size of the answer: each may have 1 MiB."""
 _WORD = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\s\u0e00-\u0eff\u3040-\u9fff]+")
 """A character of a script that is written without spaces, or a word of others."""
 _NEW_PASSAGE = "\n\n"
@@ -70,34 +70,46 @@ def contexts(
             f"index {snapshot.manifest.index!r} has no documents of several passages: texts are not cut "
             "(`source.chunk`), and no datapoint has a `document_id`",
         )
-    if len(passages.rows) > MAX_PASSAGES:
-        raise InvalidRequestError.at(
-            "context",
-            f"the documents of the hits have {len(passages.rows)} passages, more than {MAX_PASSAGES}",
-        )
     deadline.check()
     ordered = OrderedPassages(passages)
     positions = ordered.positions_of(hits)
     needed = sorted(
         {each for at in positions if at is not None for each in ordered.around(at, context.passages)}
     )
-    texts = rows.texts(ordered.rows.at(np.array(needed, np.int64)), limits.MAX_TEXT_BYTES)
-    if sum(map(len, texts)) > MAX_ANSWER_BYTES:
-        raise InvalidRequestError.at(
-            "context", f"the answer would have more than {MAX_ANSWER_BYTES >> 20} MiB"
-        )
-    joiner = _Joiner(ordered, dict(zip(needed, texts, strict=True)), token_counter(snapshot, context))
+    texts = _texts(rows, ordered, needed, deadline)
+    joiner = _Joiner(ordered, texts, token_counter(snapshot, context, deadline))
     answers, first = [], 0
     for ranking in rankings:
-        deadline.check()
         end = first + len(ranking)
         answers.append(joiner.contexts(positions[first:end], context))
         first = end
     return answers
 
 
-def token_counter(snapshot: Snapshot, context: Context) -> Callable[[str], int]:
-    """Return what counts the tokens of a text: the encoder of the index, or else TOKENS_PER_WORD."""
+def _texts(
+    rows: RowSource, ordered: OrderedPassages, needed: Sequence[int], deadline: Deadline
+) -> dict[int, str]:
+    """Return the texts of some passages by their positions; InvalidRequestError: they exceed MAX_ANSWER_BYTES."""
+    texts: dict[int, str] = {}
+    size = 0
+    for start in range(0, len(needed), TEXTS_AT_ONCE):
+        deadline.check()
+        part = needed[start : start + TEXTS_AT_ONCE]
+        read = rows.texts(ordered.rows.at(np.array(part, np.int64)), limits.MAX_TEXT_BYTES)
+        size += sum(len(text.encode()) for text in read)
+        if size > MAX_ANSWER_BYTES:
+            raise InvalidRequestError.at(
+                "context", f"the answer would have more than {MAX_ANSWER_BYTES >> 20} MiB"
+            )
+        texts.update(zip(part, read, strict=True))
+    return texts
+
+
+def token_counter(snapshot: Snapshot, context: Context, deadline: Deadline) -> Callable[[str], int]:
+    """Return what counts the tokens of a text: the encoder of the index, or else TOKENS_PER_WORD.
+
+    It raises DeadlineError once the deadline has passed: the texts of an answer take seconds.
+    """
     choice = context.vectors
     encoder = None
     if choice is not None:
@@ -106,6 +118,7 @@ def token_counter(snapshot: Snapshot, context: Context) -> Callable[[str], int]:
 
     @lru_cache(maxsize=limits.MAX_CONTEXT_PASSAGES)
     def count(text: str) -> int:
+        deadline.check()
         tokens = 0 if encoder is None or not text else encoder.count_tokens([text])
         return tokens or math.ceil(TOKENS_PER_WORD * len(_WORD.findall(text)))
 

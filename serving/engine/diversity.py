@@ -17,13 +17,16 @@ from __future__ import annotations
 import numpy as np
 
 from scannery.indexer import unit_length
+from scannery.runtime.retry import Deadline
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.diversity import LEAST_CANDIDATES, candidates_of
 
 __all__ = ["diversified"]
 
 
-def diversified(ranking: Ranking, vectors_HD: np.ndarray, diversity: float, limit: int) -> Ranking:
+def diversified(
+    ranking: Ranking, vectors_HD: np.ndarray, diversity: float, limit: int, deadline: Deadline
+) -> Ranking:
     """Return the `limit` hits that are chosen, in this order; fewer only if there are fewer candidates.
 
     Args:
@@ -31,6 +34,10 @@ def diversified(ranking: Ranking, vectors_HD: np.ndarray, diversity: float, limi
         vectors_HD: the vector of each, float32 (H, D); zeros where it has none, which is similar to nothing.
         diversity: weight of the similarity, 0 to 1.
         limit: number of hits.
+        deadline: of the request; checked for each hit: of 1,000 hits with the widest vectors they take minutes.
+
+    Raises:
+        DeadlineError: the deadline passed.
 
     """
     worth_H = (1 - diversity) * _relevance(ranking)
@@ -38,6 +45,7 @@ def diversified(ranking: Ranking, vectors_HD: np.ndarray, diversity: float, limi
     similarity_H = np.zeros(len(ranking))
     chosen: list[int] = []
     for rank in range(1, min(limit, len(ranking)) + 1):
+        deadline.check()
         candidates = candidates_of(rank)
         gains_P = worth_H[:candidates] - diversity * similarity_H[:candidates]
         gains_P[chosen] = -np.inf

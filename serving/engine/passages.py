@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.engine.top_k import EMPTY, Ranking
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["PASSAGE_SCHEMA", "OrderedPassages", "Passages", "joined_passages", "passages_of"]
+__all__ = ["MAX_PASSAGES", "PASSAGE_SCHEMA", "OrderedPassages", "Passages", "joined_passages", "passages_of"]
 
 PASSAGE_SCHEMA = pa.schema(
     [
@@ -27,6 +28,8 @@ PASSAGE_SCHEMA = pa.schema(
         ("time_end_s", pa.float64()),
     ]
 )
+MAX_PASSAGES = 100_000
+"""Passages of the documents of all hits of a call: to read and to order them takes a second, in which others wait."""
 _NUMBER = re.compile(r"(\d+)")
 
 
@@ -43,24 +46,40 @@ class Passages:
 
 
 def passages_of(snapshot: Snapshot, document_ids: Iterable[str]) -> Passages:
-    """Return the passages of some documents that a snapshot has."""
+    """Return the passages of some documents that a snapshot has; InvalidRequestError: more than MAX_PASSAGES."""
     names = list(dict.fromkeys(document_ids))
-    parts = []
+    located = []
     for number, (segment, alive) in enumerate(zip(snapshot.segments, snapshot.alive, strict=True)):
         rows_P = np.concatenate([EMPTY.rows, *map(segment.rows_of_document, names)])
         if alive is not None:
             rows_P = rows_P[alive.mask_N[rows_P]]
-        if len(rows_P):
-            table = segment.take(rows_P, PASSAGE_SCHEMA.names).cast(PASSAGE_SCHEMA)
-            parts.append((number, rows_P, table))
+        located.append((number, rows_P))
+    check_size(sum(len(rows_P) for _, rows_P in located))  # before anything of them is read
+    parts = [
+        (number, rows_P, snapshot.segments[number].take(rows_P, PASSAGE_SCHEMA.names).cast(PASSAGE_SCHEMA))
+        for number, rows_P in located
+        if len(rows_P)
+    ]
     has_only_documents = all(segment.has_only_documents for segment in snapshot.segments)
     return joined_passages(parts, has_only_documents=has_only_documents)
+
+
+def check_size(passages: int) -> None:
+    """Raise InvalidRequestError if the documents of the hits of a call have too many passages."""
+    if passages > MAX_PASSAGES:
+        raise InvalidRequestError.at(
+            "context", f"the documents of the hits have {passages} passages, more than {MAX_PASSAGES}"
+        )
 
 
 def joined_passages(
     parts: Sequence[tuple[int, np.ndarray, pa.Table]], *, has_only_documents: bool
 ) -> Passages:
-    """Return the passages of several segments: of each its number, the rows, and the table of these."""
+    """Return the passages of several segments: of each its number, the rows, and the table of these.
+
+    Raises InvalidRequestError if there are more than MAX_PASSAGES.
+    """
+    check_size(sum(len(rows_P) for _, rows_P, _ in parts))
     numbers_P = np.concatenate([EMPTY.rows, *(np.full(len(rows_P), number) for number, rows_P, _ in parts)])
     rows_P = np.concatenate([EMPTY.rows, *(rows_P for _, rows_P, _ in parts)])
     table = pa.concat_tables([PASSAGE_SCHEMA.empty_table(), *(table for _, _, table in parts)])

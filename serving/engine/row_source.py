@@ -84,8 +84,15 @@ class RowSource(ABC):
         """Return the signals of the ranking expression of a search; `candidates` are those of `candidates`."""
 
     @abstractmethod
+    def readable(self, rankings: list[Ranking]) -> list[Ranking]:
+        """Return the hits that can be written: without those of a group that stopped to answer, if that is allowed.
+
+        All that a hit is given later, such as its context, is found by its position among these.
+        """
+
+    @abstractmethod
     def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> WrittenHits:
-        """Return the hits of each query as an answer has them."""
+        """Return the hits of each query, which are `readable`, as an answer has them."""
 
     @abstractmethod
     def searched_texts(self, ranking: Ranking) -> list[str | None]:
@@ -129,6 +136,10 @@ class LocalRows(RowSource):
         """As `RowSource.signal_rows`."""
         assert prepared.options.ranking is not None
         return LocalSignalRows(prepared, batch, candidates, search_time_s(prepared.options.ranking))
+
+    def readable(self, rankings: list[Ranking]) -> list[Ranking]:
+        """As `RowSource.readable`: all of them."""
+        return rankings
 
     def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> WrittenHits:
         """As `RowSource.hits`."""

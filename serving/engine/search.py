@@ -304,6 +304,7 @@ def search(
     else:
         rankings = _rank(prepared, batch, rows)
     with batch.stats.stage("hydrate"):
+        rankings = rows.readable(rankings)
         serialized = rows.hits(prepared, rankings)
     if highlighter is not None:
         with batch.stats.stage("highlight"):
@@ -418,8 +419,8 @@ def _diversified(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -
     hits = []
     with batch.stats.stage("diversify"):
         for ranking in rankings:
-            batch.deadline.check()
-            chosen = diversified(ranking, rows.vectors(ranking, name), options.diversity, limit)
+            vectors_HD = rows.vectors(ranking, name)
+            chosen = diversified(ranking, vectors_HD, options.diversity, limit, batch.deadline)
             hits.append(chosen.within(options.offset, options.k))
     return hits
 

@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain, count, islice
 
 import numpy as np
+import pyarrow as pa
 
 from scannery.indexer import CorpusCounts, CorpusStatistics
 from scannery.runtime.errors import ServingError, UnknownDatapointError
@@ -165,10 +166,7 @@ def _hits(
     locations = zip(ranking.segments.tolist(), ranking.rows.tolist(), strict=True)
     serialized = []
     for rank, (number, row) in enumerate(locations):
-        datapoint = tables[number].datapoints.get(row)
-        if datapoint is None:  # its group stopped to answer, which the caller allows
-            continue
-        parts = [datapoint, *(values[rank] for values in scores)]
+        parts = [tables[number].datapoints[row], *(values[rank] for values in scores)]
         if grouped or ranking.by_vector is not None:
             value = tables[number].values.get(row) if grouped else None
             parts.append(_hit_scores(value, ranking, names, rank).SerializeToString())
@@ -248,9 +246,20 @@ class LeafRows(RowSource):
         """As `RowSource.signal_rows`."""
         return LeafSignalRows(self, prepared, candidates)
 
+    def readable(self, rankings: list[Ranking]) -> list[Ranking]:
+        """As `RowSource.readable`; datapoints that the leaves did not return with the candidates are read here."""
+        self._read_datapoints(rankings)
+        return [
+            ranking.at(
+                np.array(
+                    [row in self.segments[number].datapoints for number, row in _locations(ranking)], bool
+                )
+            )
+            for ranking in rankings
+        ]
+
     def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> WrittenHits:
         """As `RowSource.hits`."""
-        self._read_datapoints(rankings)
         options = prepared.options
         names = options.vectors.names if options.mode != "lexical" else ()
         return written_hits(rankings, self.segments, names, grouped=options.group_by is not None)
@@ -315,22 +324,24 @@ class LeafRows(RowSource):
         for number, name in zip(ranking.segments.tolist(), document_ids, strict=True):
             if isinstance(name, str):  # else its group stopped to answer, which the caller allows
                 names[number][name] = None
-        requests = {
-            number: pb.LeafFetchRequest(at=self.reader.at, document_ids=[*each])
-            for number, each in enumerate(names)
-        }
-        answers = self.reader.each(LEAF_FETCH, requests, pb.LeafFetchResponse)
-        parts = []
-        for number, answer in answers.items():
-            if answer.passages:
-                table = read_table(answer.passages)
-                if table.schema != PASSAGE_SCHEMA:
-                    raise ServingError("a leaf returned passages with other columns")
-                parts.append(
-                    (number, self.segments[number].numbers_of(table.column("id").to_pylist()), table)
+        parts: list[tuple[int, np.ndarray, pa.Table]] = []
+        only_documents = set[bool]()
+        for start in range(0, max(map(len, names), default=0), MAX_LEAF_IDS):
+            requests = {
+                number: pb.LeafFetchRequest(
+                    at=self.reader.at, document_ids=list(islice(each, start, start + MAX_LEAF_IDS))
                 )
-        only_documents = bool(answers) and all(answer.has_only_documents for answer in answers.values())
-        return joined_passages(parts, has_only_documents=only_documents)
+                for number, each in enumerate(names)
+            }
+            for number, answer in self.reader.each(LEAF_FETCH, requests, pb.LeafFetchResponse).items():
+                only_documents.add(answer.has_only_documents)
+                if answer.passages:
+                    table = read_table(answer.passages)
+                    if table.schema != PASSAGE_SCHEMA:
+                        raise ServingError("a leaf returned passages with other columns")
+                    rows_P = self.segments[number].numbers_of(table.column("id").to_pylist())
+                    parts.append((number, rows_P, table))
+        return joined_passages(parts, has_only_documents=only_documents == {True})
 
     def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
         """As `RowSource.corpus`."""

@@ -17,6 +17,14 @@ from scannery.cli.main import main
 from scannery.embed import Encoder
 from scannery.indexer import Store, parse_spec
 from scannery.pipelines import build
+from scannery.runtime.errors import DeadlineError
+from scannery.runtime.retry import Deadline
+from scannery.serving.engine import context as context_module
+from scannery.serving.engine import passages as passages_module
+from scannery.serving.engine.context import token_counter
+from scannery.serving.engine.row_source import LocalRows
+from scannery.serving.engine.top_k import Ranking
+from scannery.serving.request.context import Context
 from tests.data import clustered, datapoints
 from tests.served import MINILM, TEXTS, WIRES, connected, publish_version, serving
 
@@ -283,3 +291,41 @@ def test_a_wrong_option_is_named(
     assert caught.value.field == field
     with pytest.raises(InvalidArgumentError, match="100 hits with 50"):
         index.search_many(["w3"] * 10, context=50)
+
+
+def test_the_passages_of_the_documents_of_hits_are_limited(
+    index: scannery.Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passages_module, "MAX_PASSAGES", 3)
+    with pytest.raises(InvalidArgumentError, match="passages, more than 3") as caught:
+        index.search("w3", 5, context=0)
+    assert caught.value.field == "context"
+
+
+def test_the_size_of_texts_is_checked_before_all_are_read(
+    index: scannery.Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_module, "TEXTS_AT_ONCE", 2)
+    whole = index.search("w3 w9", 8, context=2)
+    size = sum(len(hit.context.text) for hit in whole if hit.context)
+    monkeypatch.setattr(context_module, "MAX_ANSWER_BYTES", size // 4)
+    reads: list[int] = []
+    read = LocalRows.texts
+
+    def counted(rows: LocalRows, ranking: Ranking, max_characters: int) -> list[str]:
+        reads.append(len(ranking))
+        return read(rows, ranking, max_characters)
+
+    monkeypatch.setattr(LocalRows, "texts", counted)
+    with pytest.raises(InvalidArgumentError, match="^context: the answer would have more than"):
+        index.search("w3 w9", 8, context=2)
+    assert set(reads) == {2} and sum(reads) < sum(len(hit.context.ids) for hit in whole if hit.context)
+
+
+def test_tokens_are_counted_until_the_deadline() -> None:
+    times = iter((0.0, 1.0))
+    by_words = Context(passages=0, token_budget=None, vectors=None)
+    count = token_counter(None, by_words, Deadline(1, lambda: next(times)))  # type: ignore[arg-type]  # no encoder
+    assert count("one word") == 3
+    with pytest.raises(DeadlineError):
+        count("two words")

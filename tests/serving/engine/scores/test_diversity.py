@@ -15,6 +15,8 @@ import scannery
 from scannery import FailedPreconditionError, InvalidArgumentError, Like
 from scannery.embed import Encoder
 from scannery.indexer import Store, parse_spec, unit_length
+from scannery.runtime.errors import DeadlineError
+from scannery.runtime.retry import Deadline
 from scannery.serving.engine.diversity import diversified
 from scannery.serving.engine.top_k import Ranking
 from tests.data import clustered, datapoints
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.system
 VECTORS_ND = unit_length(clustered(ROWS, 384))
 VECTORS = dict(zip(IDS, VECTORS_ND, strict=True))
 TEXT = "w3 w9 w1"
+NEVER = Deadline.after(None)
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +208,9 @@ def test_named_vectors(tmp_path: Path, wire: str) -> None:
 def test_equal_vectors_are_chosen_last() -> None:
     ranking = Ranking(np.zeros(4, np.int64), np.arange(4), np.array([4, 3, 2, 1], np.float32))
     vectors_HD = np.array([[1, 0], [1, 0], [0, 1], [0, 0]], np.float32)
-    assert diversified(ranking, vectors_HD, 1.0, 4).rows.tolist() == [0, 2, 3, 1]
-    assert diversified(ranking, vectors_HD, 0.0, 3).rows.tolist() == [0, 1, 2]
-    assert len(diversified(ranking.at(slice(0, 0)), vectors_HD[:0], 0.5, 3)) == 0
+    assert diversified(ranking, vectors_HD, 1.0, 4, NEVER).rows.tolist() == [0, 2, 3, 1]
+    assert diversified(ranking, vectors_HD, 0.0, 3, NEVER).rows.tolist() == [0, 1, 2]
+    assert len(diversified(ranking.at(slice(0, 0)), vectors_HD[:0], 0.5, 3, NEVER)) == 0
 
 
 @pytest.mark.parametrize(
@@ -240,3 +243,12 @@ def test_an_index_without_vectors_has_no_diversity(tmp_path: Path) -> None:
         index.upsert([{"id": "a", "text": "rock"}])
         with pytest.raises(FailedPreconditionError, match="^diversity: "):
             index.search("rock", mode="lexical", diversity=0.5)
+
+
+def test_the_choice_of_hits_ends_at_the_deadline() -> None:
+    ranking = Ranking(np.zeros(100, np.int64), np.arange(100), -np.arange(100, dtype=np.float32))
+    checks = count()
+    after_ten = Deadline(10, lambda: float(next(checks)))
+    with pytest.raises(DeadlineError):
+        diversified(ranking, VECTORS_ND[:100], 0.5, 100, after_ten)
+    assert next(checks) == 11
