@@ -16,7 +16,7 @@ from benchmarks.harness import shared_data
 
 __all__ = [
     "COLLECTIONS", "LANGUAGES", "MORE_COLLECTIONS", "Collection", "cisi", "cranfield", "podcast_speech",
-    "podcast_titles", "stackfaq", "xquad_paragraphs", "xquad_r",
+    "podcast_titles", "stackfaq", "xquad_articles", "xquad_paragraphs", "xquad_r",
 ]  # fmt: skip
 
 
@@ -162,9 +162,15 @@ LANGUAGES = {
 
 def xquad_paragraphs(language: str) -> Iterator[dict[str, Any]]:
     """Yield the paragraphs of XQuAD-R in one language, with their sentences and questions."""
+    for _, paragraphs in xquad_articles(language):
+        yield from paragraphs
+
+
+def xquad_articles(language: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the title and the paragraphs of each article of XQuAD-R in one language."""
     [(_, text)] = archived(shared_data("ir-xquad-r", "xquad-r.tar.gz"), f"/{language}.json")
     for article in json.loads(text)["data"]:
-        yield from article["paragraphs"]
+        yield article["title"], article["paragraphs"]
 
 
 def _documents(path: Path) -> Iterator[tuple[str, str, str]]:
