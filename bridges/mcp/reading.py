@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -11,13 +11,14 @@ from scannery.bridges.mcp.answers import Passage, PassageList
 from scannery.bridges.mcp.searching import title_of
 from scannery.bridges.mcp.texts import Budget, tokens_in, visible
 from scannery.bridges.mcp.tools import IndexName, TokenBudget, Tool
-from scannery.client import Datapoint, NotFoundError
+from scannery.client import Datapoint, InvalidArgumentError, NotFoundError
 from scannery.client.aio import AsyncClient, AsyncIndex
+from scannery.runtime.passage_order import have_order, id_order
 
 __all__ = ["ReadAround", "ReadDocument"]
 
 MAX_PASSAGES = 10_000
-"""Passages of a document that are put in order; further ones are not read."""
+"""Passages of a document that are put in order; longer ones are refused."""
 PAGE = 200
 """Passages of one answer; their heads take tokens, too."""
 HEAD_TOKENS = 12
@@ -44,10 +45,10 @@ class ReadDocument(Tool):
     async def call(self, client: AsyncClient) -> PassageList:
         """Return the passages; raises NotFoundError if there is no such document."""
         index = client.index(self.index)
-        ids = await _passage_ids(index, self.document_id)
-        if not ids:
+        order = await _order_of(index, self.document_id)
+        if not order.ids:
             raise await _no_document(index, self.document_id)
-        return await _read(index, self.document_id, ids, self.start, PAGE, self.token_budget)
+        return await _read(index, self.document_id, order, self.start, PAGE, self.token_budget)
 
 
 class ReadAround(Tool):
@@ -72,36 +73,52 @@ class ReadAround(Tool):
         """Return the passages; raises NotFoundError if there is no such passage."""
         index = client.index(self.index)
         (point,) = await index.get([self.id], fields=[])
-        if point is None:
+        order = None if point is None else await _order_of(index, point.document_id)
+        if (
+            point is None or order is None or self.id not in order.ids
+        ):  # it may be deleted between the two calls
             raise NotFoundError(f"id: index {self.index!r} has no passage {self.id!r}", field="id")
-        ids = await _passage_ids(index, point.document_id)
-        position = ids.index(self.id) if self.id in ids else 0
+        position = order.ids.index(self.id)
         start = max(0, position - self.before)
         size = position + self.after + 1 - start
-        return await _read(index, point.document_id, ids, start, size, self.token_budget)
+        return await _read(index, point.document_id, order, start, size, self.token_budget)
 
 
-async def _passage_ids(index: AsyncIndex, document_id: str) -> list[str]:
-    """Return the ids of the passages of a document in the order of its text; empty: there is no such document."""
-    positions: list[tuple[int, str]] = []
+class _Order(NamedTuple):
+    """The passages of a document in the order of its text."""
+
+    ids: Sequence[str]
+    by_offset: bool
+    """Whether their offsets tell it, and so what a passage repeats of the one before it."""
+
+
+async def _order_of(index: AsyncIndex, document_id: str) -> _Order:
+    """Return the order of a document, without ids if there is none; raises InvalidArgumentError if it is too long."""
+    points: list[Datapoint] = []
     async for point in index.scan(
         where={"document_id": document_id}, fields=["offsets"], page_size=MAX_PASSAGES
     ):
-        positions.append((point.text_start or 0, point.id))
-        if len(positions) == MAX_PASSAGES:
-            break
-    return [name for _, name in sorted(positions)]
+        if len(points) == MAX_PASSAGES:
+            raise InvalidArgumentError(
+                f"document_id: {document_id!r} has more than {MAX_PASSAGES} passages, and cannot be put in order: "
+                "search in it, with `document_id` in `where`",
+                field="document_id",
+            )
+        points.append(point)
+    if have_order([point.text_start for point in points], [point.text_end for point in points]):
+        return _Order([point.id for point in sorted(points, key=lambda point: point.text_start or 0)], True)
+    return _Order(sorted((point.id for point in points), key=id_order), False)
 
 
 async def _read(
-    index: AsyncIndex, document_id: str, ids: Sequence[str], start: int, size: int, tokens: int
+    index: AsyncIndex, document_id: str, order: _Order, start: int, size: int, tokens: int
 ) -> PassageList:
     """Return as many of the passages `start` to `start + size` as the budget has space for, the first ones first."""
-    points = await index.get(ids[start : start + size], fields=["title", "text", "offsets"])
+    points = await index.get(order.ids[start : start + size], fields=["title", "text", "offsets"])
     budget, passages, end, title, next_start = Budget(tokens), list[Passage](), 0, None, start
     for position, point in enumerate(points, start):
         if point is not None:  # else it was deleted a moment ago
-            text = visible(_unread(point, end))
+            text = visible(_unread(point, end if order.by_offset else 0))
             head = HEAD_TOKENS + tokens_in(point.id)
             if passages and budget.tokens < head + tokens_in(text):
                 break
@@ -115,8 +132,8 @@ async def _read(
         document_id=document_id,
         title=title,
         passages=passages,
-        total=len(ids),
-        next_start=next_start if next_start < len(ids) else None,
+        total=len(order.ids),
+        next_start=next_start if next_start < len(order.ids) else None,
     )
 
 

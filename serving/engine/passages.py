@@ -5,7 +5,6 @@ Shapes: P passages.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.passage_order import have_order, id_order
 from scannery.serving.engine.top_k import EMPTY, Ranking
 from scannery.serving.snapshot.snapshot import Snapshot
 
@@ -30,7 +30,6 @@ PASSAGE_SCHEMA = pa.schema(
 )
 MAX_PASSAGES = 100_000
 """Passages of the documents of all hits of a call: to read and to order them takes a second, in which others wait."""
-_NUMBER = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,9 +96,9 @@ class OrderedPassages:
         self._ranges: dict[str, range] = {}
         for first, end in _runs([columns["document_id"][row] for row in order]):
             document = order[first:end]
-            starts, ends = ({columns[name][row] for row in document} for name in ("text_start", "text_end"))
-            if len(starts) < len(document) or None in starts | ends:
-                order[first:end] = sorted(document, key=lambda row: _by_id(columns["id"][row]))
+            starts, ends = ([columns[name][row] for row in document] for name in ("text_start", "text_end"))
+            if not have_order(starts, ends):
+                order[first:end] = sorted(document, key=lambda row: id_order(columns["id"][row]))
                 for row in document:
                     columns["text_start"][row] = columns["text_end"][row] = None
             self._ranges[columns["document_id"][document[0]]] = range(first, end)
@@ -129,12 +128,6 @@ class OrderedPassages:
 def _by_offset(columns: dict[str, list[object]], row: int) -> tuple[object, ...]:
     start = columns["text_start"][row]
     return columns["document_id"][row], -1 if start is None else start, columns["id"][row]
-
-
-def _by_id(identifier: str) -> list[tuple[int, str]]:
-    """Return the key that puts `a#2` before `a#10`."""
-    parts = _NUMBER.split(identifier)
-    return [(int(part), "") if number % 2 else (-1, part) for number, part in enumerate(parts)]
 
 
 def _runs(names: Sequence[str]) -> Iterator[tuple[int, int]]:
