@@ -10,6 +10,7 @@ Shapes: C signals, H rows, B blocks of rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -19,6 +20,7 @@ import numpy as np
 
 __all__ = [
     "FUNCTIONS",
+    "LIMIT",
     "Attribute",
     "Call",
     "Condition",
@@ -30,12 +32,13 @@ __all__ = [
     "Program",
     "Score",
     "compiled",
+    "limited",
     "values_of",
 ]
 
-LIMIT = 1e100
-"""Largest absolute value of products, quotients and powers: sums of a few hundred of them are finite."""
-_LEAST_LOG, _MOST_EXP = 1e-9, 200.0
+LIMIT = 1e30
+"""Largest absolute value of scores, attributes, products and quotients: sums of a few hundred are finite in float32."""
+_LEAST_LOG, _MOST_EXP = 1e-9, math.log(LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of a row for the query."""
+    """The score of a row for the query, between -LIMIT and LIMIT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +136,17 @@ class Program:
     """Seconds in which no decay that depends on the time of the search changes by more than a thousandth."""
 
     def values(self, scores_H: np.ndarray, signals_CH: np.ndarray) -> np.ndarray:
-        """Return the value of each row by its score and its signals, float64 (H,)."""
+        """Return the value of each row by its score and its signals, float32 (H,), as scores of hits are."""
 
         def leaf(node: Leaf) -> np.ndarray:
-            return scores_H if isinstance(node, Score) else signals_CH[node.number]  # type: ignore[union-attr]  # the rest are signals
+            return limited(scores_H) if isinstance(node, Score) else signals_CH[node.number]  # type: ignore[union-attr]  # the rest are signals
 
         return _of_shape(values_of(self.root, leaf), scores_H.shape)
 
     def upper_bounds(
         self, scores: tuple[float, float], lowest_CB: np.ndarray, highest_CB: np.ndarray
     ) -> np.ndarray:
-        """Return for each block of rows a number that no value of its rows is above, float64 (B,).
+        """Return for each block of rows a number that no value of its rows is above, float32 (B,).
 
         Args:
             scores: the lowest and the highest score of the rows.
@@ -162,10 +165,8 @@ class Program:
 
 
 def _of_shape(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return values, one for all or one for each, as float64 of a shape."""
-    if np.shape(values) == shape:
-        return values.astype(np.float64, copy=False)
-    return np.broadcast_to(values, shape).astype(np.float64)
+    """Return values, one for all or one for each, as float32 of a shape: rounding makes no bound less than a value."""
+    return np.broadcast_to(np.asarray(values, np.float32), shape)
 
 
 def values_of(node: Expression, leaf: Callable[[Leaf], np.ndarray]) -> np.ndarray:
@@ -252,20 +253,21 @@ def _no_leaf(_: Leaf) -> np.ndarray:
     raise AssertionError("a constant expression has no leaves but constants")
 
 
-def _limited(values: np.ndarray) -> np.ndarray:
+def limited(values: np.ndarray) -> np.ndarray:
+    """Return numbers between -LIMIT and LIMIT."""
     # Faster than `np.clip`, for a few numbers by half.
-    limited: np.ndarray = np.minimum(np.maximum(values, -LIMIT), LIMIT)
-    return limited
+    within: np.ndarray = np.minimum(np.maximum(values, -LIMIT), LIMIT)
+    return within
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return _limited(a * b)
+    return limited(a * b)
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     is_zero = np.equal(b, 0)
     with np.errstate(over="ignore"):
-        return np.where(is_zero, 0.0, _limited(a / np.where(is_zero, 1.0, b)))
+        return np.where(is_zero, 0.0, limited(a / np.where(is_zero, 1.0, b)))
 
 
 def _corners(compute: Callable[..., np.ndarray], a: _Bounds, b: _Bounds) -> _Bounds:
@@ -288,6 +290,12 @@ def _quotient_bounds(a: _Bounds, b: _Bounds) -> _Bounds:
 def _distance_bounds(a: _Bounds) -> _Bounds:
     low, high = np.abs(a[0]), np.abs(a[1])
     return np.where((a[0] <= 0) & (a[1] >= 0), 0.0, np.minimum(low, high)), np.maximum(low, high)
+
+
+def _equal_bounds(a: _Bounds, b: _Bounds) -> _Bounds:
+    always = (a[0] == a[1]) & (b[0] == b[1]) & (a[0] == b[0])
+    sometimes = (a[0] <= b[1]) & (b[0] <= a[1])
+    return always.astype(np.float64), sometimes.astype(np.float64)
 
 
 def _choice(condition: np.ndarray, then: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
@@ -320,6 +328,7 @@ FUNCTIONS = {
     "if": Function(_choice, bounds=_choice_bounds, arguments=3),
     "less": Function(_number(np.less), (-1, 1)),
     "less_equal": Function(_number(np.less_equal), (-1, 1)),
+    "equal": Function(_number(np.equal), bounds=_equal_bounds, arguments=2),
     "not": Function(_number(lambda x: np.less_equal(x, 0)), (-1,)),
 }
 """Functions by name. What is above 0 is true; `and` is `min`, and `or` is `max`."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from scannery.indexer.ranking.expression import (
     FUNCTIONS,
+    LIMIT,
     Attribute,
     Call,
     Condition,
@@ -104,13 +105,9 @@ class _Parser:
             return Constant(float(value))
         if not isinstance(value, (int, float)):
             raise RankingSyntaxError(f"{value!r:.80}: is no number; texts are compared with attributes only")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise RankingSyntaxError(f"{ast.unparse(node):.80}: is too large")
-        return Constant(number)
+        if value > LIMIT:
+            raise RankingSyntaxError(f"{ast.unparse(node):.80}: is too large, the limit is {LIMIT:g}")
+        return Constant(float(value))
 
     def name(self, node: ast.Name) -> Expression:
         if node.id == "score":
@@ -124,7 +121,10 @@ class _Parser:
             return self.read(node.operand)
         if isinstance(node.op, ast.Invert):
             raise RankingSyntaxError("~: is not part of the language of rankings")
-        return Call("not" if isinstance(node.op, ast.Not) else "negative", (self.read(node.operand),))
+        operand = self.read(node.operand)
+        if isinstance(node.op, ast.Not):
+            return Call("not", (operand,))
+        return Constant(-operand.value) if isinstance(operand, Constant) else Call("negative", (operand,))
 
     def binary(self, node: ast.BinOp) -> Expression:
         function = _BINARY.get(type(node.op))
@@ -233,7 +233,7 @@ class _Parser:
             return Call("less" if name == "lt" else "less_equal", (a, b))
         if name in ("gt", "gte"):
             return Call("less" if name == "gt" else "less_equal", (b, a))
-        equal = Call("min", (Call("less_equal", (a, b)), Call("less_equal", (b, a))))
+        equal = Call("equal", (a, b))
         return Call("not", (equal,)) if name == "ne" else equal
 
     def _membership(self, left: ast.expr, right: ast.expr) -> Expression:

@@ -107,8 +107,8 @@ class LocalSignalRows:
         return read, NOTHING
 
     def _rows_above(self, bounds: SignalBounds) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return segments and rows whose values can be the least one, both int64 (R,), and their bounds."""
-        numbers, rows, upper = [EMPTY.segments], [EMPTY.rows], [np.empty(0)]
+        """Return segments and rows whose values can be the least one, both int64 (R,), and their bounds, float32."""
+        numbers, rows, upper = [EMPTY.segments], [EMPTY.rows], [EMPTY.scores]
         for each in self._allowed:
             self._batch.deadline.check()
             table = self._signals.table(self._snapshot.segments[each.number], self._batch.deadline)
@@ -127,4 +127,4 @@ class LocalSignalRows:
             return bounds.least
         values_H = self._signals.program.values(bounds.scale.values(read.scores), self.signals(read))
         last = float(np.partition(values_H, len(read) - bounds.hits)[len(read) - bounds.hits])
-        return max(bounds.least, float(np.float32(last)))
+        return max(bounds.least, last)

@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from scannery.indexer import WeightedTerms
+from scannery.indexer.ranking.expression import LIMIT
 from scannery.indexer.tuning.score_fusion import Scale
 from scannery.serving.engine.hybrid import keys_of
 from scannery.serving.engine.lexical import Words
@@ -36,7 +37,6 @@ FIRST_SIGNAL_ROWS = 512
 DEEPER = 4
 MAX_ROWS = 1 << 15
 """Rows of the order of scores after which a search stops, and says what it has not read."""
-LOWEST_SCORE = -1e9
 
 
 class SignalRankedCandidates:
@@ -96,7 +96,7 @@ class SignalRankedCandidates:
                 if len(by_signal):
                     read = concatenated([read, self._valued(by_signal, scale)])
                     best = self._first(read, hits)
-                complete = bool(np.float32(unread.bound) < _value_at(best, hits))
+                complete = unread.bound < _value_at(best, hits)
             if complete or depth >= MAX_ROWS:
                 best = replace(best, unseen_bound=None if complete else unread.bound)
                 self._explain(query, len(read), best.unseen_bound)
@@ -109,7 +109,7 @@ class SignalRankedCandidates:
         highest = float(scale.values(np.array([last]))[0])
         # Rows without the least relevance are no hits, whose values would raise `least`.
         sure_hits = hits if self._options.min_relevance is None else None
-        return SignalBounds((LOWEST_SCORE, highest), least, sure_hits, limit, last, scale)
+        return SignalBounds((-LIMIT, highest), least, sure_hits, limit, last, scale)
 
     def _first(self, read: Ranking, hits: int) -> Ranking:
         """Return the best of some rows, by value and then by id."""
@@ -132,7 +132,7 @@ class SignalRankedCandidates:
         """Return rows in their order with their values as `scores`, and the scores before these as `base`."""
         signals_CH = self._rows.signals(ranking)
         values_H = self._option.program.values(scale.values(ranking.scores), signals_CH)
-        return replace(ranking, scores=values_H.astype(np.float32), base=ranking.scores)
+        return replace(ranking, scores=values_H, base=ranking.scores)
 
     def _scale(self, query: int) -> Scale:
         """Return the scale of the scores of a query: that of the index, so that weights outlive another model."""

@@ -20,6 +20,7 @@ from scannery.indexer.ranking.expression import (
     Leaf,
     Now,
     Program,
+    limited,
     values_of,
 )
 from scannery.runtime.retry import Deadline
@@ -71,7 +72,7 @@ class SignalTable:
     def rows_above(
         self, program: Program, scores: tuple[float, float], least: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows whose values can be `least` or more, int64 (R,), and their upper bounds, float64 (R,).
+        """Return the rows whose values can be `least` or more, int64 (R,), and their upper bounds, float32 (R,).
 
         Args:
             program: the one that the table was made for.
@@ -152,7 +153,7 @@ def _numbers(segment: Segment, name: str, missing: float) -> np.ndarray:
     else:
         unit = 1.0
     numbers_N = pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy() / unit
-    return np.where(np.isnan(numbers_N), missing, numbers_N)
+    return limited(np.where(np.isnan(numbers_N), missing, numbers_N))
 
 
 def _filter_of(condition: Condition, spec: IndexSpec) -> Node:

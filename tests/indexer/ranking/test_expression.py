@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scannery.indexer.ranking.expression import Attribute, Program, compiled, values_of
+from scannery.indexer.ranking.expression import Attribute, Decay, Program, compiled, values_of
 from scannery.indexer.ranking.parsing import MAX_CHARACTERS, RankingSyntaxError, parsed
 
 ATTRIBUTES = {
@@ -51,7 +51,9 @@ def value(text: str, score: float, **attributes: float) -> float:
         ("sqrt(-1)", 0.0),
         ("sqrt(plays)", 10.0),
         ("exp(1e9) > 0", 1.0),
-        ("exp(500) * exp(500) * exp(500) * exp(500) > 1e90", 1.0),
+        ("exp(500) * exp(500) * exp(500) * exp(500) > 1e29", 1.0),
+        ("plays * exp(500) - score * exp(500)", 5e29),
+        ("(score == 0.5) + (score != price)", 2.0),
         ("abs(-score)", 0.5),
         ("min(score, plays, 3)", 0.5),
         ("max(score, plays, 3)", 100.0),
@@ -94,6 +96,7 @@ def test_values(text: str, expected: float | None) -> None:
         ("[1]", "not part of the language"),
         ("'text'", "is no number"),
         ("1e999", "too large"),
+        ("-1e31", r"too large, the limit is 1e\+30"),
         ("9" * 400, "too large"),
         ("log(1, 2)", "takes 1 arguments"),
         ("log(x=1)", "without keywords"),
@@ -179,10 +182,28 @@ def test_no_value_is_above_the_bound_of_its_block(seed: int) -> None:
     ).reshape(-1, BLOCK)
     values_H = program.values(scores_H, signals_CH)
     assert np.isfinite(values_H).all()
+    assert values_H.dtype == np.float32
     lowest_C1, highest_C1 = signals_CH.min(axis=1)[:, None], signals_CH.max(axis=1)[:, None]
     scores = (float(scores_H.min()), float(scores_H.max()))
     if len(program.signals):
         [bound] = program.upper_bounds(scores, lowest_C1, highest_C1)
-        assert values_H.max() <= bound + 1e-9 * abs(bound)
+        assert values_H.max() <= bound
     bounds_H = program.upper_bounds(scores, signals_CH, signals_CH)
-    assert (values_H <= bounds_H + 1e-9 * np.abs(bounds_H)).all()
+    assert (values_H <= bounds_H).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [("default(plays, -2)", -2.0), ("default(price, +0.5)", 0.5), ("default(price, --3)", 3.0)],
+)
+def test_numbers_may_have_signs(text: str, missing: float) -> None:
+    assert value(text, 0.0) == missing
+    decay = parsed("decay(price, 10, -5)", ATTRIBUTES)
+    assert isinstance(decay, Decay)
+    assert decay.origin == -5
+
+
+def test_equality_in_equality_costs_no_more_than_its_length() -> None:
+    # Each side once: where a level doubles the tree, 40 levels of it never end.
+    assert value("(" * 40 + "score == 0.5" + ") == 1" * 40, 0.5) == 1.0
+    assert value("(" * 40 + "plays != 1" + ") != 0" * 40, 0.5, plays=1) == 0.0

@@ -113,6 +113,42 @@ def test_hits_are_the_best_by_value(
     assert hits.explanation.ranking.expression == expression
 
 
+@pytest.mark.parametrize(
+    "ranking", ["0.1 if score > -9 else 0", "0.1 * (score > -9 and plays >= 0)", "min(score + 9, 0.1)"]
+)
+def test_equal_values_are_in_the_order_of_ids(index: scannery.Index, ranking: str) -> None:
+    # 0.1 is less than the nearest float32: as float64, no bound would reach the value of a hit.
+    hits = index.search(QUERY, 20, ranking=ranking)
+    names = [point["id"] for point in POINTS if point["id"] not in {"d00003", "d00013"}]
+    assert [hit.id for hit in hits] == names[:20]
+
+
+@pytest.mark.parametrize(
+    "ranking",
+    [
+        "score * exp(plays)",
+        "min(score, 0) * exp(plays)",
+        "score + price",
+        "score - price * 1e30 + price * 1e30",
+    ],
+)
+def test_values_are_finite_for_the_largest_numbers(tmp_path: Path, ranking: str) -> None:
+    prices = [1.7e308, -1.7e308, math.inf, -math.inf, 5e-324, 0.0, 1.0]
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        index = client.create_index(
+            "large", dimensions=DIMENSIONS, attributes={"plays": "int", "price": "float"}
+        )
+        index.upsert_many(
+            {"id": f"d{row}", "vector": POINTS[row]["vector"], "attributes": {"plays": plays, "price": price}}
+            for row, (price, plays) in enumerate(
+                zip(prices, [2**62, -(2**62), 0, 9, 99, 999, 9999], strict=True)
+            )
+        )
+        hits = index.search(QUERY, 10, ranking=ranking)
+    assert len(hits) == len(prices)
+    assert all(math.isfinite(hit.score) for hit in hits)
+
+
 def test_pages_batches_groups_and_least_scores_follow_the_order(index: scannery.Index) -> None:
     ranking = "score + 0.2 * log(1 + plays)"
     whole = [hit.id for hit in index.search(QUERY, 60, ranking=ranking)]
