@@ -23,13 +23,17 @@ from scannery.indexer.ranking.expression import (
     Decay,
     Expression,
     Now,
+    Program,
     Score,
+    compiled,
 )
 
-__all__ = ["MAX_CHARACTERS", "RankingSyntaxError", "parsed"]
+__all__ = ["MAX_CHARACTERS", "RankingSyntaxError", "parsed", "program_of"]
 
 MAX_CHARACTERS = 4_000
 MAX_NODES = 400
+MAX_SIGNALS = 16
+"""An index keeps four bytes for each signal and row: 64 MB of a million rows."""
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365.25 * 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdwy])")
 _NUMERIC = ("int", "float", "bool", "timestamp")
@@ -83,6 +87,17 @@ def parsed(text: str, attributes: Mapping[str, str]) -> Expression:
         raise
     except ValueError as error:  # NUL characters, digits without end
         raise RankingSyntaxError(str(error)) from None
+
+
+def program_of(text: str, attributes: Mapping[str, str]) -> Program:
+    """Return the program of an expression; the arguments and errors are those of `parsed`."""
+    program = compiled(parsed(text, attributes))
+    if len(program.signals) > MAX_SIGNALS:
+        raise RankingSyntaxError(
+            f"combines the score with {len(program.signals)} parts of attributes, at most {MAX_SIGNALS} are kept; "
+            "a sum or a product of attributes is one part"
+        )
+    return program
 
 
 class _Parser:

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from scannery.indexer.ranking.parsing import MAX_CHARACTERS, RankingSyntaxError, parsed
+from scannery.indexer.ranking.parsing import MAX_CHARACTERS, RankingSyntaxError, program_of
 from scannery.indexer.spec.attribute_spec import (
     AttributeSpec,
     AttributeType,
@@ -524,7 +524,7 @@ class IndexSpec(SpecModel):
             raise ValueError("`search.synonyms` needs `lexical: true`")
         for name, text in self.search.ranking.items():
             try:
-                parsed(text, self.attributes)
+                program_of(text, self.attributes)
             except RankingSyntaxError as error:
                 raise ValueError(f"`search.ranking.{name}`: {error}") from None
         if self.search.mode in ("dense", "hybrid") and self.encoder is None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from scannery.indexer import IndexSpec
-from scannery.indexer.ranking.expression import Program, compiled
-from scannery.indexer.ranking.parsing import RankingSyntaxError, parsed
+from scannery.indexer.ranking.expression import Program
+from scannery.indexer.ranking.parsing import RankingSyntaxError, program_of
 from scannery.runtime.errors import InvalidRequestError
 from scannery.v1 import search_pb2 as pb
 
@@ -43,4 +43,4 @@ def parse_ranking(message: pb.SearchOptions, spec: IndexSpec) -> RankingOption |
 
 @lru_cache(maxsize=256)
 def _option(text: str, attributes: tuple[tuple[str, str], ...]) -> RankingOption:
-    return RankingOption(text, compiled(parsed(text, dict(attributes))))
+    return RankingOption(text, program_of(text, dict(attributes)))

@@ -116,12 +116,12 @@ class Signals:
     def _made(self, segment: Segment, deadline: Deadline) -> SignalTable:
         signals_CN = np.empty((len(self.program.signals), segment.rows), np.float32)
         for number, signal in enumerate(self.program.signals):
-            deadline.check()
             signals_CN[number] = values_of(signal, self._reader(segment, deadline))
         return SignalTable.of(signals_CN, self.program, self._scores)
 
     def _reader(self, segment: Segment, deadline: Deadline) -> Callable[[Leaf], np.ndarray]:
         def read(leaf: Leaf) -> np.ndarray:
+            deadline.check()
             if isinstance(leaf, Now):
                 return np.float64(self._now_s)  # type: ignore[return-value]  # as an array of no dimension
             if isinstance(leaf, Attribute):

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scannery.indexer.ranking.expression import Attribute, Decay, Program, compiled, values_of
-from scannery.indexer.ranking.parsing import MAX_CHARACTERS, RankingSyntaxError, parsed
+from scannery.indexer.ranking.expression import Attribute, Decay, values_of
+from scannery.indexer.ranking.parsing import MAX_CHARACTERS, RankingSyntaxError, parsed, program_of
 
 ATTRIBUTES = {
     "plays": "int", "price": "float", "live": "bool", "published": "timestamp", "show": "string", "tags": "string_list",
@@ -19,13 +19,9 @@ ATTRIBUTES = {
 BLOCK = 7
 
 
-def program_of(text: str) -> Program:
-    return compiled(parsed(text, ATTRIBUTES))
-
-
 def value(text: str, score: float, **attributes: float) -> float:
     """Return the value of an expression of numeric attributes for one row."""
-    program = program_of(text)
+    program = program_of(text, ATTRIBUTES)
 
     def read(leaf: object) -> np.ndarray:
         assert isinstance(leaf, Attribute)
@@ -134,16 +130,25 @@ def test_what_is_no_expression_is_refused(text: str, message: str) -> None:
 
 
 def test_signals_of_a_sum_are_one() -> None:
-    assert len(program_of("score + 0.1 * plays + 0.2 * price + (show == 'a')").signals) == 1
-    assert len(program_of("score * (1 + plays) * (1 + price) + live").signals) == 2
-    assert len(program_of("score * 3 + 4").signals) == 0
+    assert len(program_of("score + 0.1 * plays + 0.2 * price + (show == 'a')", ATTRIBUTES).signals) == 1
+    assert len(program_of("score * (1 + plays) * (1 + price) + live", ATTRIBUTES).signals) == 2
+    assert len(program_of("score * 3 + 4", ATTRIBUTES).signals) == 0
+
+
+def test_signals_are_limited() -> None:
+    def terms(count: int) -> str:
+        return " + ".join(f"min(score, plays * {number})" for number in range(count))
+
+    assert len(program_of(terms(16), ATTRIBUTES).signals) == 16
+    with pytest.raises(RankingSyntaxError, match="17 parts of attributes, at most 16"):
+        program_of(terms(17), ATTRIBUTES)
 
 
 def test_only_what_depends_on_the_time_of_the_search_is_computed_again() -> None:
-    assert program_of("score + plays").step_s == math.inf
-    assert program_of("score + decay(plays, 10, 3)").step_s == math.inf
-    assert program_of("score + decay(published, '1000s') + decay(published, '90d')").step_s == 1
-    assert program_of("score + (now - published)").step_s == 0
+    assert program_of("score + plays", ATTRIBUTES).step_s == math.inf
+    assert program_of("score + decay(plays, 10, 3)", ATTRIBUTES).step_s == math.inf
+    assert program_of("score + decay(published, '1000s') + decay(published, '90d')", ATTRIBUTES).step_s == 1
+    assert program_of("score + (now - published)", ATTRIBUTES).step_s == 0
 
 
 def some_expression(rng: random.Random, depth: int) -> str:
@@ -169,7 +174,7 @@ def some_expression(rng: random.Random, depth: int) -> str:
 @pytest.mark.parametrize("seed", range(300))
 def test_no_value_is_above_the_bound_of_its_block(seed: int) -> None:
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
-    program = program_of(some_expression(rng, rng.randrange(1, 5)))
+    program = program_of(some_expression(rng, rng.randrange(1, 5)), ATTRIBUTES)
     scores_H = numbers.uniform(-2, 2, BLOCK).round(1)
 
     def read(leaf: object) -> np.ndarray:
