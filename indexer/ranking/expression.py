@@ -38,6 +38,7 @@ __all__ = [
 
 LIMIT = 1e30
 """Largest absolute value of scores, attributes, products and quotients: sums of a few hundred are finite in float32."""
+NOW_STEP_S = 60.0
 _LEAST_LOG, _MOST_EXP = 1e-9, math.log(LIMIT)
 
 
@@ -133,7 +134,13 @@ class Program:
     signals: tuple[Expression, ...]
     root: Expression
     step_s: float
-    """Seconds in which no decay that depends on the time of the search changes by more than a thousandth."""
+    """Seconds for which times of searches are the same: a thousandth of the shortest half-life, a minute for `now`."""
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """Conditions of its signals."""
+        leaves = [leaf for signal in self.signals for leaf in _leaves(signal)]
+        return [leaf for leaf in leaves if isinstance(leaf, Condition)]
 
     def values(self, scores_H: np.ndarray, signals_CH: np.ndarray) -> np.ndarray:
         """Return the value of each row by its score and its signals, float32 (H,), as scores of hits are."""
@@ -211,7 +218,7 @@ def compiled(expression: Expression) -> Program:
     leaves = _leaves(expression)
     spans = [leaf.half_life for leaf in leaves if isinstance(leaf, Decay) and leaf.origin is None]
     if any(isinstance(leaf, Now) for leaf in leaves):
-        spans.append(0.0)
+        spans.append(1000 * NOW_STEP_S)
     return Program(tuple(signals), root, min(spans, default=np.inf) / 1000)
 
 

@@ -523,6 +523,10 @@ class IndexSpec(SpecModel):
         if self.search.synonyms and not self.lexical:
             raise ValueError("`search.synonyms` needs `lexical: true`")
         for name, text in self.search.ranking.items():
+            if name in ("score", "now", *self.attributes):
+                raise ValueError(
+                    f"`search.ranking.{name}`: is what expressions call something else; take another name"
+                )
             try:
                 program_of(text, self.attributes)
             except RankingSyntaxError as error:

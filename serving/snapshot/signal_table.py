@@ -5,7 +5,7 @@ Shapes: C signals, N rows of the segment, B blocks, R rows of some blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +24,8 @@ from scannery.indexer.ranking.expression import (
     values_of,
 )
 from scannery.runtime.retry import Deadline
-from scannery.serving.request.filter import Node, parse_filter
+from scannery.serving.request.ranking import filter_of
 from scannery.serving.snapshot.filter_cache import FilterCache
-from scannery.v1 import types_pb2 as pb
 
 __all__ = ["SignalTable", "Signals"]
 
@@ -129,7 +128,7 @@ class Signals:
             if isinstance(leaf, Decay):
                 return self._decayed(segment, leaf)
             assert isinstance(leaf, Condition)
-            node = _filter_of(leaf, self._spec)
+            node = filter_of(leaf, self._spec)
             return self._cache.allowed(segment, node, deadline=deadline).mask_N.astype(np.float64)
 
         return read
@@ -154,15 +153,3 @@ def _numbers(segment: Segment, name: str, missing: float) -> np.ndarray:
         unit = 1.0
     numbers_N = pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy() / unit
     return limited(np.where(np.isnan(numbers_N), missing, numbers_N))
-
-
-def _filter_of(condition: Condition, spec: IndexSpec) -> Node:
-    """Return a condition as a filter; InvalidRequestError if its value does not fit the attribute."""
-    operator = pb.Operator.Value(f"OPERATOR_{condition.operator.upper()}")
-    values: Sequence[pb.Value] = [pb.Value(string_value=value) for value in condition.values]
-    if condition.operator == "exists":
-        values = [pb.Value(bool_value=True)]
-    message = pb.Filter(condition=pb.Condition(field=condition.attribute, operator=operator, values=values))
-    node = parse_filter(message, spec, path="ranking")
-    assert node is not None  # only an empty filter allows every row
-    return node

@@ -15,6 +15,7 @@ from scannery.runtime.errors import UnavailableError
 from scannery.serving import limits
 from scannery.serving.engine.remote import leaf_candidates, leaf_rows
 from scannery.serving.services.leaf import leaf_service
+from scannery.serving.services.leaf.fetching import fetched
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import leaf_pb2 as pb
 from tests.cluster.servers import started_cluster
@@ -38,7 +39,7 @@ def indexes(tmp_path: Path) -> Iterator[tuple[scannery.Index, scannery.Index]]:
                 "shards": SHARDS,
             }
         )
-        rows = [
+        rows: list[Any] = [
             {
                 "id": f"talk{number}#{part}",
                 "document_id": f"talk{number}",
@@ -69,7 +70,6 @@ def test_hits_of_a_group_that_stops_to_answer_shift_nothing(
 ) -> None:
     _, cluster = indexes
     whole = cluster.search("word1", DOCUMENTS, context=1, highlight=True)
-    fetched = leaf_service.fetched
 
     def of_group_0(snapshot: Snapshot, request: pb.LeafFetchRequest, *rest: Any) -> pb.LeafFetchResponse:
         names = [*request.ids, *request.document_ids]

@@ -183,6 +183,18 @@ def test_names_of_the_spec_and_boosts_are_the_same_as_expressions(index: scanner
         index.search(QUERY, 20, boost=[{"attribute": "plays", "wait": 1}])
 
 
+def test_texts_that_are_no_times_are_refused_before_anything_is_searched(index: scannery.Index) -> None:
+    for where in (None, {"show": "nowhere"}):
+        with pytest.raises(scannery.InvalidArgumentError, match=r"ranking.*must be a timestamp"):
+            index.search(QUERY, 20, where=where, ranking="score + (published > 'yesterday')")
+
+
+@pytest.mark.parametrize("name", ["score", "now", "plays"])
+def test_a_ranking_has_no_name_that_means_something_else(index: scannery.Index, name: str) -> None:
+    with pytest.raises(scannery.InvalidArgumentError, match="take another name"):
+        index.alter(search={"ranking": {name: "score + 1"}})
+
+
 def test_a_search_that_stops_says_what_it_has_not_read(
     index: scannery.Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
