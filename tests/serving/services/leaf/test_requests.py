@@ -117,8 +117,12 @@ def test_the_rows_of_one_call_are_bounded(one: Cluster, monkeypatch: pytest.Monk
 
 def test_other_wrong_requests(one: Cluster) -> None:
     at = one.at
-    with pytest.raises(InvalidRequestError, match="ids: must have 1 to 8000 items, got 0"):
-        one.ask("Fetch", pb.LeafFetchRequest(at=at))
+    assert not any(answer.found for answer in one.ask("Fetch", pb.LeafFetchRequest(at=at)))
+    many: dict[str, Any] = {"ids": ["d"] * 8001}
+    with pytest.raises(InvalidRequestError, match="^ids: must be 0 to 8000, got 8001"):
+        one.ask("Fetch", pb.LeafFetchRequest(at=at, **many))
+    with pytest.raises(InvalidRequestError, match="^document_ids: must be 0 to 8000, got 8001"):
+        one.ask("Fetch", pb.LeafFetchRequest(at=at, document_ids=many["ids"]))
     with pytest.raises(InvalidRequestError, match=r"searched_vectors\[1\]: index 'notes' has no vectors 'x'"):
         one.ask("Fetch", pb.LeafFetchRequest(at=at, ids=["d0001"], searched_vectors=["", "x"]))
     with pytest.raises(InvalidRequestError, match="fields: '': no such field"):
