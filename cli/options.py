@@ -105,7 +105,7 @@ BoostOption = Annotated[
     str | None,
     typer.Option(
         metavar="JSON",
-        help='Signals with weights: [{"attribute": "published", "decay": "90d", "weight": 0.2}].',
+        help="Signals with weights that are added to the score, a list of objects; --ranking takes the same as text.",
     ),
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Deadline of a call.")]

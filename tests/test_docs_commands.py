@@ -36,6 +36,7 @@ NOT_RUN = {
     ("README.md", "make wheel"): "tests/test_layout.py builds the wheel; pip would change this environment",
     ("docs/quickstart.md", "scannery demo"): "tests/cli/test_demo.py runs it",
     ("docs/searching.md", "rerank=50"): "no cross-encoder is installed; tests/serving/engine has one",
+    ("docs/searching.md", "token_budget=1500"): "its texts are not cut; tests/serving/engine has an index whose are",
     ("docs/searching.md", "min_relevance=0.5"): "the index has few passages; tests/serving/engine has the curves",
     ("docs/searching.md", "--min-relevance 0.5"): "likewise; tests/cli/test_commands.py runs it",
     ("docs/searching.md", "Sparse({"): "needs vectors of a model for sparse retrieval",

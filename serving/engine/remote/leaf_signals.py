@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scannery.serving import limits
 from scannery.serving.engine.local_signals import SignalBounds, UnreadRows
 from scannery.serving.engine.remote.leaf_candidates import LeafCandidates
 from scannery.serving.engine.segment_search import PreparedSearch
@@ -43,7 +44,7 @@ class LeafSignalRows:
             highest_score=bounds.scores[1],
             least=bounds.least,
             hits=bounds.hits or 0,
-            limit=bounds.limit,
+            limit=min(bounds.limit, limits.MAX_LEAF_ROWS),
             below=bounds.below,
             score_zero=bounds.scale.at_zero,
             score_one=bounds.scale.at_one,
