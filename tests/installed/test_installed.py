@@ -29,6 +29,8 @@ ANSWERS = {
 }
 OPTIONAL = {
     "scannery.bridges.beam_rag.enrichment": "google.api_core",
+    "scannery.bridges.mcp.": "'mcp",
+    "scannery.bridges.mcp.http": "'uvicorn'",
     "scannery.live.log.postgres.": "psycopg",
 }
 """Modules that others import when they are needed, after a look for the package of an extra."""
