@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from scannery.serving.engine.top_k import EMPTY, Ranking, concatenated
 from scannery.serving.request.ranking import RankingOption
 from scannery.serving.snapshot.signal_table import Signals
 
-__all__ = ["NOTHING", "LocalSignalRows", "SignalBounds", "UnreadRows", "search_time_s"]
+__all__ = ["LocalSignalRows", "SignalBounds", "search_time_s"]
 
 TYPICAL_SCORES = (0.0, 1.0)
 FEW_ROWS = 1 << 12
@@ -42,18 +41,6 @@ class SignalBounds:
     """Score, as the search returns it, that none of the rows has in mode hybrid."""
     scale: Scale
     """Scale of the expression."""
-
-
-class UnreadRows(NamedTuple):
-    """Rows that may be among the hits by the upper bounds of their values, and were not read."""
-
-    rows: int
-    """Number of them."""
-    bound: float
-    """Value that none of them is above."""
-
-
-NOTHING = UnreadRows(0, -np.inf)
 
 
 def search_time_s(option: RankingOption) -> float:
@@ -88,23 +75,23 @@ class LocalSignalRows:
             signals_CH[:, is_here_H] = table.signals_CN[:, ranking.rows[is_here_H]]
         return signals_CH
 
-    def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, UnreadRows]:
+    def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, float]:
         """As `SignalRows.above`."""
         numbers_R, rows_R, bounds_R = self._rows_above(bounds)
         if not self._candidates.scores_rows:
-            return EMPTY, UnreadRows(len(rows_R), float(bounds_R.max(initial=-np.inf)))
+            return EMPTY, float(bounds_R.max(initial=-np.inf))
         if len(rows_R) <= bounds.limit:
-            return self._candidates.scored(query, numbers_R, rows_R, bounds.below), NOTHING
+            return self._candidates.scored(query, numbers_R, rows_R, bounds.below), -np.inf
         order_R = np.argpartition(-bounds_R, bounds.limit)
         first_R, rest_R = order_R[: bounds.limit], order_R[bounds.limit :]
         read = self._candidates.scored(query, numbers_R[first_R], rows_R[first_R], bounds.below)
         rest_R = rest_R[bounds_R[rest_R] >= self._least(read, bounds)]
         if len(rest_R) > FEW_ROWS:
-            return read, UnreadRows(len(rest_R), float(bounds_R[rest_R].max()))
+            return read, float(bounds_R[rest_R].max())
         if len(rest_R):
             more = self._candidates.scored(query, numbers_R[rest_R], rows_R[rest_R], bounds.below)
             read = concatenated([read, more])
-        return read, NOTHING
+        return read, -np.inf
 
     def _rows_above(self, bounds: SignalBounds) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return segments and rows whose values can be the least one, both int64 (R,), and their bounds, float32."""

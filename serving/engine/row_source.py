@@ -23,7 +23,7 @@ from scannery.indexer import CorpusStatistics, Segment
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import Words
-from scannery.serving.engine.local_signals import LocalSignalRows, SignalBounds, UnreadRows, search_time_s
+from scannery.serving.engine.local_signals import LocalSignalRows, SignalBounds, search_time_s
 from scannery.serving.engine.passages import Passages, passages_of
 from scannery.serving.engine.query_vectors import Lookup
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
@@ -59,11 +59,12 @@ class SignalRows(Protocol):
     def signals(self, ranking: Ranking) -> np.ndarray:
         """Return the signals of some rows, float32 (C, H)."""
 
-    def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, UnreadRows]:
-        """Return rows of a query, by its number, by their signals, and what is known of others that the filter allows.
+    def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, float]:
+        """Return rows of a query, by its number, by their signals, and a bound of others that the filter allows.
 
         The rows have their scores as `RankedCandidates.best` returns them, and are in no order. There are none where a
-        single row cannot be scored.
+        single row cannot be scored. The bound is the value that no row which was left out, though it may be a hit, is
+        above; minus infinity: none was.
         """
 
 

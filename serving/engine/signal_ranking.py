@@ -21,11 +21,11 @@ from scannery.indexer.ranking.expression import LIMIT
 from scannery.indexer.tuning.score_fusion import Scale
 from scannery.serving.engine.hybrid import keys_of
 from scannery.serving.engine.lexical import Words
-from scannery.serving.engine.local_signals import NOTHING, SignalBounds
+from scannery.serving.engine.local_signals import SignalBounds
 from scannery.serving.engine.relevance import HitRelevance
 from scannery.serving.engine.row_source import RankedCandidates, SignalRows
 from scannery.serving.engine.segment_search import QueryBatch
-from scannery.serving.engine.top_k import Ranking, Rows, by_score_and_id, concatenated
+from scannery.serving.engine.top_k import Ranking, Rows, concatenated, first_rows
 from scannery.serving.request.options import Options
 
 __all__ = ["SignalRankedCandidates"]
@@ -87,18 +87,18 @@ class SignalRankedCandidates:
             [by_score] = self._candidates.best(np.array([query]), depth)
             by_score, complete = self._relevant(query, by_score)
             complete |= len(by_score) < depth or depth >= self._candidates.total
-            read, unread = self._valued(by_score, scale), NOTHING
+            read, bound = self._valued(by_score, scale), -np.inf
             best = self._first(read, hits)
             if not complete:
                 bounds = self._bounds(by_score, scale, _value_at(best, hits), hits, limit)
-                by_signal, unread = self._rows.above(query, bounds)
+                by_signal, bound = self._rows.above(query, bounds)
                 by_signal, _ = self._relevant(query, _without(by_signal, by_score))
                 if len(by_signal):
                     read = concatenated([read, self._valued(by_signal, scale)])
                     best = self._first(read, hits)
-                complete = unread.bound < _value_at(best, hits)
+                complete = bound < _value_at(best, hits)
             if complete or depth >= MAX_ROWS:
-                best = replace(best, unseen_bound=None if complete else unread.bound)
+                best = replace(best, unseen_bound=None if complete else bound)
                 self._explain(query, len(read), best.unseen_bound)
                 return best
             depth, limit = depth * DEEPER, limit * DEEPER
@@ -113,11 +113,7 @@ class SignalRankedCandidates:
 
     def _first(self, read: Ranking, hits: int) -> Ranking:
         """Return the best of some rows, by value and then by id."""
-        if len(read) > hits:
-            # With all values that equal the last one: ids decide which of these rows stay.
-            least = np.partition(read.scores, len(read) - hits)[len(read) - hits]
-            read = read.at(read.scores >= least)
-        return by_score_and_id(read, self._segments).within(0, hits)
+        return first_rows(read, hits, self._segments)
 
     def _relevant(self, query: int, ranking: Ranking) -> tuple[Ranking, bool]:
         """Return the rows with the least relevance, and whether no row behind them has it."""

@@ -14,7 +14,17 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-__all__ = ["EMPTY", "Ranking", "Rows", "best", "by_score_and_id", "concatenated", "crowd", "merge"]
+__all__ = [
+    "EMPTY",
+    "Ranking",
+    "Rows",
+    "best",
+    "by_score_and_id",
+    "concatenated",
+    "crowd",
+    "first_rows",
+    "merge",
+]
 
 
 class Rows(Protocol):
@@ -129,11 +139,16 @@ def best(
     )
     rows = np.concatenate([rows for _, rows, _ in parts] or [EMPTY.rows])
     scores = np.concatenate([scores for _, _, scores in parts] or [EMPTY.scores])
-    if len(scores) > limit:
+    return first_rows(Ranking(numbers, rows, scores), limit, segments)
+
+
+def first_rows(ranking: Ranking, limit: int, segments: Sequence[Rows]) -> Ranking:
+    """Return the first `limit` of some rows, which are in no order, by score and then by id."""
+    if len(ranking) > limit:
         # With all scores that equal the last one: ids decide which of these rows stay.
-        kept = scores >= np.partition(scores, len(scores) - limit)[len(scores) - limit]
-        numbers, rows, scores = numbers[kept], rows[kept], scores[kept]
-    return by_score_and_id(Ranking(numbers, rows, scores), segments).at(slice(0, limit))
+        scores = ranking.scores
+        ranking = ranking.at(scores >= np.partition(scores, len(scores) - limit)[len(scores) - limit])
+    return by_score_and_id(ranking, segments).within(0, limit)
 
 
 def by_score_and_id(ranking: Ranking, segments: Sequence[Rows]) -> Ranking:

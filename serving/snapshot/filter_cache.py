@@ -229,6 +229,7 @@ class FilterCache:
         """Return what a function makes of the attributes of a segment, kept by a key with the attribute indexes."""
         derived: SizedT | None = self._indexes.find((segment.entry.sha256, key))
         if derived is None:
+            # Made without a lock: two threads may make the same, and neither waits.
             derived = make()
             self._indexes.keep((segment.entry.sha256, key), derived, derived.size_bytes)
         return derived
@@ -267,7 +268,7 @@ class FilterCache:
 
     def _recount(self, segment: Segment, name: str) -> None:
         """Count what a filter added to the index of a field."""
-        key = _key(segment, name)
+        key = (segment.entry.sha256, _name_and_type(segment, name))
         index = self._indexes.find(key)
         if index is not None:
             self._indexes.recount(key, index.size_bytes)
@@ -297,19 +298,16 @@ class FilterCache:
         return IdField(segment, indexed) if is_id else indexed()
 
     def _indexed(self, segment: Segment, name: str, deadline: Deadline) -> _Indexed:
-        key = _key(segment, name)
-        index: _Indexed | None = self._indexes.find(key)
-        if index is None:
-            # Made without a lock: two threads may make the same, and neither waits.
+        def make() -> _Indexed:
             deadline.check()
-            index = _index_of(segment, name, deadline)
-            self._indexes.keep(key, index, index.size_bytes)
-        return index
+            return _index_of(segment, name, deadline)
+
+        return self.derived(segment, _name_and_type(segment, name), make)
 
 
-def _key(segment: Segment, name: str) -> tuple[str, str]:
+def _name_and_type(segment: Segment, name: str) -> str:
     # With the type: after a rollback, an attribute that a segment lacks may be added again with another one.
-    return segment.entry.sha256, f"{name} {segment.column_types.get(name, '')}"
+    return f"{name} {segment.column_types.get(name, '')}"
 
 
 def _index_of(segment: Segment, name: str, deadline: Deadline) -> _Indexed:

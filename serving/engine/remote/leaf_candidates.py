@@ -28,7 +28,7 @@ from scannery.serving.contract import LEAF_SEARCH
 from scannery.serving.engine.dense import dense_rankings, ranges_of, with_scores
 from scannery.serving.engine.hybrid import fuse, fusion_depth, keys_of, vector_scale, word_scale
 from scannery.serving.engine.lexical import Words, query_words
-from scannery.serving.engine.local_signals import UnreadRows, search_time_s
+from scannery.serving.engine.local_signals import search_time_s
 from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import EMPTY, Ranking, merge
@@ -91,15 +91,15 @@ class LeafCandidates:
         candidates = self._candidates(queries, depth)
         return [self._ranked(each, hits) for each in candidates]
 
-    def by_signal(self, query: int, bounds: pb.LeafSignalBounds) -> list[tuple[Ranking, UnreadRows]]:
-        """Return what each group of leaves finds for a query by signals, and what is known of its other rows."""
+    def by_signal(self, query: int, bounds: pb.LeafSignalBounds) -> list[tuple[Ranking, float]]:
+        """Return what each group of leaves finds for a query by signals, and the bound of rows that it left out."""
         request = self._request(np.array([query]), 1)
         request.above.append(bounds)
         responses = self._rows.reader.all(LEAF_SEARCH, request, pb.LeafSearchResponse)
         return [
             (
                 self._by_signal(group, each.results[0]),
-                UnreadRows(each.results[0].unread, each.results[0].bound),
+                each.results[0].bound,
             )
             for group, each in responses.items()
         ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scannery.serving import limits
-from scannery.serving.engine.local_signals import SignalBounds, UnreadRows
+from scannery.serving.engine.local_signals import SignalBounds
 from scannery.serving.engine.remote.leaf_candidates import LeafCandidates
 from scannery.serving.engine.segment_search import PreparedSearch
 from scannery.serving.engine.top_k import Ranking, concatenated
@@ -37,7 +37,7 @@ class LeafSignalRows:
         signals_HC = np.array([tables[number].signals[row] for number, row in pairs], np.float32)
         return signals_HC.reshape(len(ranking), self._count).T
 
-    def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, UnreadRows]:
+    def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, float]:
         """As `SignalRows.above`; each group of leaves returns as many rows as are wanted."""
         message = LeafSignalBounds(
             lowest_score=bounds.scores[0],
@@ -50,6 +50,4 @@ class LeafSignalRows:
             score_one=bounds.scale.at_one,
         )
         by_group = self._candidates.by_signal(query, message)
-        unread = [each for _, each in by_group]
-        rows, bound = sum(each.rows for each in unread), max(each.bound for each in unread)
-        return concatenated([ranking for ranking, _ in by_group]), UnreadRows(rows, bound)
+        return concatenated([ranking for ranking, _ in by_group]), max(bound for _, bound in by_group)

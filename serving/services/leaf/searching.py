@@ -289,7 +289,7 @@ def _above(
 ) -> tuple[_Rankings, pb.LeafFound]:
     """Return the rows of a query by their signals."""
     limit = check_within(f"above[{query}].limit", bounds.limit, 1, limits.MAX_LEAF_ROWS)
-    ranking, unread = signals.above(
+    ranking, bound = signals.above(
         query,
         SignalBounds(
             (bounds.lowest_score, bounds.highest_score),
@@ -301,7 +301,7 @@ def _above(
         ),
     )
     keys_U = np.sort(keys_of(ranking))
-    answer = pb.LeafFound(above=_message(ranking, keys_U), bound=unread.bound, unread=unread.rows)
+    answer = pb.LeafFound(above=_message(ranking, keys_U), bound=bound)
     if ranking.dense is not None and ranking.lexical is not None:
         answer.above_by_vector = ranking.dense.astype("<f4").tobytes()
         answer.above_by_words = ranking.lexical.astype("<f4").tobytes()

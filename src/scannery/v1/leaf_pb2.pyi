@@ -408,7 +408,6 @@ class LeafFound(_message.Message):
     ABOVE_BY_VECTOR_FIELD_NUMBER: _builtins.int
     ABOVE_BY_WORDS_FIELD_NUMBER: _builtins.int
     BOUND_FIELD_NUMBER: _builtins.int
-    UNREAD_FIELD_NUMBER: _builtins.int
     scores: _builtins.bytes
     """Several vectors: the exact score of each row by each vector, float32 little-endian, row by row; NaN where the row or
     the query does not have the vector.
@@ -423,8 +422,6 @@ class LeafFound(_message.Message):
     """HYBRID, with `above`: their scores by words; NaN where a row has no word of the query."""
     bound: _builtins.float
     """With `above`: the upper bound of the values of rows that `limit` left out; minus infinity: none."""
-    unread: _builtins.int
-    """With `above`: number of these rows."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of all rows that any of the rankings has, in no order."""
@@ -469,11 +466,10 @@ class LeafFound(_message.Message):
         above_by_vector: _builtins.bytes = ...,
         above_by_words: _builtins.bytes = ...,
         bound: _builtins.float = ...,
-        unread: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "best_by_words", b"best_by_words", "by_words", b"by_words"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "above_by_vector", b"above_by_vector", "above_by_words", b"above_by_words", "best_by_words", b"best_by_words", "bound", b"bound", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "groups", b"groups", "ids", b"ids", "scores", b"scores", "signals", b"signals", "unfiltered", b"unfiltered", "unread", b"unread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "above_by_vector", b"above_by_vector", "above_by_words", b"above_by_words", "best_by_words", b"best_by_words", "bound", b"bound", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "groups", b"groups", "ids", b"ids", "scores", b"scores", "signals", b"signals", "unfiltered", b"unfiltered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_by_words: _TypeAlias = _typing.Literal["best_by_words"]  # noqa: Y015
     _WhichOneofArgType__best_by_words: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words"]  # noqa: Y015
