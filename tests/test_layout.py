@@ -182,7 +182,12 @@ PUBLIC_NAMES = {
     "Written": {"client/response/results.py"},
     "written": {"bridges/importers/writing.py", "cli/uploads.py", "client/response/results.py"},
     "place": {"pipelines/profiling/checking.py"},
-    "wanted": {"bridges/openai/plugin.py", "bridges/vertex/plugin.py", "serving/bridging/api.py"},
+    "wanted": {
+        "bridges/mcp/plugin.py",
+        "bridges/openai/plugin.py",
+        "bridges/vertex/plugin.py",
+        "serving/bridging/api.py",
+    },
 }
 """Names that users or other packages know: results of the SDK, keys of reports, the protocol of a bridge."""
 

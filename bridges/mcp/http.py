@@ -39,7 +39,7 @@ class HttpConfig:
     """Where the tools are served, and what clients may take."""
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on, which `Host` and `Origin` may have, too."""
     port: int = 0
     """Port to listen on; 0: a free one."""
     names: Sequence[str] = ()
@@ -82,10 +82,11 @@ async def serve_http(client: AsyncClient, config: HttpConfig, ready: Callable[[s
             max_request_body_size=config.max_body_bytes,
         )
         port = listener.getsockname()[1]
-        host = f"[{config.host}]" if family == socket.AF_INET6 else config.host
         async with manager.run():
             app = _Gate(manager.asgi_app, config)
-            await _Server(app, config, partial(ready, f"http://{host}:{port}{PATH}")).serve([listener])
+            await _Server(
+                app, config, partial(ready, f"http://{_name_in_url(config.host)}:{port}{PATH}")
+            ).serve([listener])
 
 
 class _Gate:
@@ -224,7 +225,7 @@ class _Connection(H11Protocol):
 
 def _security(config: HttpConfig) -> TransportSecuritySettings:
     """Return which `Host` and `Origin` a request may have: other names are those of pages that found this address."""
-    names = (*LOOPBACK, *config.names)
+    names = (*LOOPBACK, _name_in_url(config.host), *config.names)
     return TransportSecuritySettings(
         allowed_hosts=[pattern for name in names for pattern in (name, f"{name}:*")],
         allowed_origins=[
@@ -234,3 +235,7 @@ def _security(config: HttpConfig) -> TransportSecuritySettings:
             for pattern in (f"{scheme}://{name}", f"{scheme}://{name}:*")
         ],
     )
+
+
+def _name_in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -6,7 +6,15 @@ finds bridges by the entry points `scannery.bridges`; nothing else in this room 
 
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
-from scannery.serving.bridging.api import Bridge, HttpApi, HttpCall, HttpHead, Plugin, RefusedError
+from scannery.serving.bridging.api import (
+    Bridge,
+    Companion,
+    HttpApi,
+    HttpCall,
+    HttpHead,
+    Plugin,
+    RefusedError,
+)
 from scannery.serving.bridging.engine import Engine
 from scannery.serving.bridging.host import Host, Inside
 from scannery.serving.request.phrases import without_quotes
@@ -19,6 +27,7 @@ from scannery.serving.status import status_for_callers
 __all__ = [
     "CURRENT",
     "Bridge",
+    "Companion",
     "Deadline",
     "Engine",
     "Host",

@@ -15,7 +15,11 @@ from scannery.serving.services.registry import UnaryMethod
 if TYPE_CHECKING:
     from scannery.serving.bridging.host import Host
 
-__all__ = ["Bridge", "HttpApi", "HttpCall", "HttpHead", "Plugin", "RefusedError"]
+__all__ = ["Bridge", "Companion", "HttpApi", "HttpCall", "HttpHead", "Plugin", "RefusedError"]
+
+Companion = Callable[[ListenConfig, Callable[[], None]], None]
+"""Runs in a process of its own beside the workers, until SIGTERM or SIGINT, which are blocked when it begins. Its
+arguments are the options, with the actual port of `listen`, and what it calls once it is ready."""
 
 
 class RefusedError(Exception):
@@ -134,3 +138,7 @@ class Plugin:
     def open(self, host: Host) -> Bridge:
         """Return the bridge to a server, which does not listen yet; raise ConfigError."""
         raise NotImplementedError
+
+    def companion(self) -> Companion | None:
+        """Return the process that the supervisor of a server keeps beside its workers; None: there is none."""
+        return None

@@ -8,12 +8,12 @@ from functools import cache
 from importlib import metadata
 
 from scannery.runtime.errors import CodedError, ConfigError
-from scannery.serving.bridging.api import Bridge, Plugin
+from scannery.serving.bridging.api import Bridge, Companion, Plugin
 from scannery.serving.bridging.bridges import Bridges, close_bridges
 from scannery.serving.bridging.host import Host
 from scannery.serving.config import ListenConfig
 
-__all__ = ["GROUP", "installed", "load_bridges", "open_bridges"]
+__all__ = ["GROUP", "companions", "installed", "load_bridges", "open_bridges"]
 
 GROUP = "scannery.bridges"
 """Group of the entry points."""
@@ -36,6 +36,13 @@ def load_bridges(config: ListenConfig) -> None:
     """Import the bridges that the options ask for; raises as `open_bridges`."""
     for name, plugin in _enabled(config):
         _loaded(name, plugin)
+
+
+def companions(config: ListenConfig) -> Mapping[str, Companion]:
+    """Return the companions of the bridges that the options ask for, by name; raises ConfigError."""
+    return {
+        name: companion for name, plugin in _enabled(config) if (companion := plugin.companion()) is not None
+    }
 
 
 def open_bridges(host: Host) -> Bridges:

@@ -170,6 +170,15 @@ class ServerConfig(ListenConfig):
     vertex: VertexConfig | None = None
     """The managed service's APIs on the gRPC port; None: they are not served."""
 
+    mcp: str = option(
+        "",
+        "Let agents search and read over the Model Context Protocol, at http://HOST:PORT/mcp (docs/mcp.md). Needs the "
+        "extra `mcp`.",
+        metavar="HOST:PORT",
+    )
+    """Address of the tools, which `serve` starts as a process of their own; empty: none. A `Server` that is started
+    without `serve` has none."""
+
     role: Literal["all", "leaf", "root"] = option(
         "all",
         "Part of this server in a cluster. `leaf`: answer roots for the shards of one group; `root`: answer callers "
@@ -188,6 +197,7 @@ class ServerConfig(ListenConfig):
         super().__post_init__()
         _ = self.ceiling_bytes  # checks the text
         self._check_role()
+        self._check_mcp()
         _ = self.private  # checks its address
         self._check_told_address()
         log_root_of(self.log)  # checks it, before it becomes an absolute path
@@ -229,6 +239,7 @@ class ServerConfig(ListenConfig):
             ceiling_bytes=ceiling_bytes,
             requests_bytes=self.memory_budget,
             has_metrics=bool(self.metrics_listen),
+            has_tools=bool(self.mcp),
             cold_bytes=kept_bytes() if self.cold else 0,
             kept_queries_bytes=blob_bytes(self.keep_queries) if self.keep_queries else 0,
         )
@@ -245,6 +256,11 @@ class ServerConfig(ListenConfig):
         """As of any server; with a ceiling, a share of it unless `memory_budget` says otherwise."""
         processes = self.process_memory(workers)
         return super().request_bytes(workers) if processes is None else processes.worker_requests_bytes
+
+    @property
+    def bridge_names(self) -> frozenset[str] | None:
+        """As of any server; a leaf, which no caller reaches, loads none."""
+        return frozenset() if self.role == "leaf" else super().bridge_names
 
     @property
     def shards(self) -> Shards | None:
@@ -281,7 +297,21 @@ class ServerConfig(ListenConfig):
         if self.role != "all":
             self._check_cluster()
 
+    def _check_mcp(self) -> None:
+        """Raise ConfigError if keys could be read on their way to the tools, or the tools not reach the server."""
+        if not self.mcp:
+            return
+        self._check_address("mcp")
+        if self.security.tls_cert:
+            raise ConfigError(
+                "mcp: the tools have no TLS, and cannot be combined with a certificate of the server: start "
+                "`scannery mcp --target NAME:PORT --http HOST:PORT` beside it, or have a proxy end TLS (--behind-tls)",
+                field="mcp",
+            )
+
     def _check_group(self) -> None:
+        if self.mcp:
+            raise ConfigError("mcp: is not for a leaf, whose callers are roots", field="mcp")
         if not self.group:
             raise ConfigError("group: a leaf needs a group, such as 0/2 (--group)", field="group")
         try:

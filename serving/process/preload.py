@@ -76,8 +76,7 @@ def preload(
 
     """
     store = Store.open(config.store)
-    if config.role != "leaf":
-        load_bridges(config)
+    load_bridges(config)
     if before is None:
         check_log_root(log_root_of(config.log))
     preloaded = PreloadedState(

@@ -188,13 +188,14 @@ class Server(BaseServer):
                 ),
             )
         )
-        if self.config.vertex is not None and "vertex" not in bridges.names:
-            bridges.close()
-            raise ConfigError(
-                "vertex: needs the bridge vertex, which is not among `--bridges`, or not installed: "
-                "`pip install` scannery again after its sources have changed",
-                field="vertex",
-            )
+        for name, value in {"vertex": self.config.vertex, "mcp": self.config.mcp}.items():
+            if value and name not in bridges.names:
+                bridges.close()
+                raise ConfigError(
+                    f"{name}: needs the bridge {name}, which is not among `--bridges`, or not installed: "
+                    "`pip install` scannery again after its sources have changed",
+                    field=name,
+                )
         return bridges
 
     def _measure(self) -> None:

@@ -32,6 +32,8 @@ from scannery.embed.devices.cores import Neighbours, live_with
 from scannery.runtime.errors import DEFECT, CodedError, ConfigError, ServingError
 from scannery.runtime.retry import Backoff
 from scannery.runtime.sharing import SharedTable, blobs_for
+from scannery.serving.bridging.api import Companion
+from scannery.serving.bridging.discovery import companions
 from scannery.serving.config import (
     EncoderConfig,
     ListenConfig,
@@ -186,9 +188,6 @@ _SIGNALS = {*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD, _WAKE}
 
 ConfigT = TypeVar("ConfigT", bound=ListenConfig)
 
-Helper = Callable[[ListenConfig, SharedSlots, Callable[[], None]], None]
-"""Runs in a process of its own until SIGTERM; calls its last argument once it is ready."""
-
 
 class Supervisor(Generic[ConfigT, SharedT]):
     """Starts, restarts, replaces and ends the processes of one server."""
@@ -214,7 +213,6 @@ class Supervisor(Generic[ConfigT, SharedT]):
         if not 1 <= workers <= MAX_WORKERS:
             raise ConfigError(f"workers: must be 1 to {MAX_WORKERS}, got {workers}", field="workers")
         config.check_workers(workers)
-        helpers: dict[str, Helper] = {"metrics": run_metrics} if config.metrics_listen else {}
         self._config = config
         self._share, self._run_worker = share, run_worker
         # Two generations at once, and a third that has not ended.
@@ -226,8 +224,9 @@ class Supervisor(Generic[ConfigT, SharedT]):
             recall=SharedTable(slots),
             kept_queries=blobs_for(slots, kept) if kept else None,
         )
-        self._counts = {WORKER: workers} | dict.fromkeys(helpers, 1)
-        self._helpers = helpers
+        self._slots = SharedSlots(slots)
+        self._companions = _companions(config, self._slots)
+        self._counts = {WORKER: workers} | dict.fromkeys(self._companions, 1)
         self._ready = ready
         self._generations: Generations[SharedT]
         self._restarts = Backoff(first_s=FIRST_RESTART_S, max_s=MAX_RESTART_S)
@@ -239,7 +238,6 @@ class Supervisor(Generic[ConfigT, SharedT]):
         self._signals = Signals(_SIGNALS)
         self._ports = ExitStack()
         """Sockets that reserve the ports of the server."""
-        self._slots = SharedSlots(slots)
         self._neighbours = Neighbours(slots)
 
     def run(self) -> None:
@@ -326,7 +324,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
                 context = self._context_of(process.slot)
                 self._run_worker(self._config, self._generations.shared(process), context, self._tell_ready)
             else:
-                self._helpers[process.role](self._config, self._slots, self._tell_ready)
+                self._companions[process.role](self._config, self._tell_ready)
             status = 0
         except Exception as error:  # noqa: BLE001  it must not unwind into the supervisor's stack
             status = error.exit_code if isinstance(error, CodedError) else DEFECT
@@ -462,6 +460,12 @@ class Supervisor(Generic[ConfigT, SharedT]):
             self._signals.wait(min(left_s, 1.0))
             while (pid := ended()[0]) != 0:
                 self._generations.processes.pop(pid, None)
+
+
+def _companions(config: ListenConfig, slots: SharedSlots) -> Mapping[str, Companion]:
+    """Return by role what runs once beside the workers: the metrics, and what bridges have."""
+    bridged = {f"bridge {name}": companion for name, companion in companions(config).items()}
+    return bridged | ({"metrics": partial(run_metrics, slots=slots)} if config.metrics_listen else {})
 
 
 def serve(

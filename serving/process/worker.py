@@ -44,7 +44,7 @@ def run_encoder_server(
         await_stop()
 
 
-def run_metrics(config: ListenConfig, slots: SharedSlots, ready: Callable[[], None]) -> None:
+def run_metrics(config: ListenConfig, ready: Callable[[], None], *, slots: SharedSlots) -> None:
     """Serve the merged metrics of all workers; call `ready` once they are served."""
     from scannery.serving.telemetry.metrics import ServerMetrics, merged, rendered
     from scannery.serving.telemetry.metrics.exposition import MetricsServer

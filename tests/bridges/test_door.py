@@ -89,7 +89,9 @@ def test_a_server_without_bridges_imports_no_module_of_theirs(store: Path) -> No
 def test_a_server_imports_what_its_options_ask_for(store: Path) -> None:
     plain = bridge_modules(store, status=200)
     assert "scannery.bridges.openai.embeddings" in plain
-    assert plain - {"scannery.bridges.vertex", "scannery.bridges.vertex.plugin"} == {
+    looked_at = {"scannery.bridges.vertex", "scannery.bridges.vertex.plugin"}
+    looked_at |= {"scannery.bridges.mcp", "scannery.bridges.mcp.plugin"}
+    assert plain - looked_at == {
         "scannery.bridges",
         "scannery.bridges.openai",
         "scannery.bridges.openai.plugin",
@@ -190,7 +192,7 @@ def test_bridges_are_named(store: Path, install: Callable[..., None]) -> None:
         assert say(server.address, "flat") == "anonymous 50"
         assert http.ask("GET", "/v1/models").status == 404
     with pytest.raises(
-        ConfigError, match=r"'nothing' is not installed; installed: broken, hello, openai, vertex"
+        ConfigError, match=r"'nothing' is not installed; installed: broken, hello, mcp, openai, vertex"
     ):
         serve_with(store, "nothing")
     with pytest.raises(ConfigError, match=r"broken cannot be imported: ModuleNotFoundError: No module named"):
@@ -319,12 +321,15 @@ def test_a_bridge_that_cannot_start_is_named(
         serve_with(store, "started")
 
 
-def test_a_wrong_option_that_a_worker_finds_has_the_exit_code_of_wrong_options(store: Path) -> None:
+@pytest.mark.parametrize(("options", "bridge"), [(["--vertex"], "vertex"), (["--mcp", "127.0.0.1:0"], "mcp")])
+def test_a_wrong_option_that_a_worker_finds_has_the_exit_code_of_wrong_options(
+    store: Path, options: list[str], bridge: str
+) -> None:
     command = [sys.executable, "-m", "scannery", "serve", "--store", str(store), "--listen", "127.0.0.1:0"]
     done = subprocess.run(
-        [*command, "--vertex", "--bridges", "none"], check=False, capture_output=True, text=True
+        [*command, *options, "--bridges", "none"], check=False, capture_output=True, text=True
     )
-    assert (done.returncode, "needs the bridge vertex" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, f"needs the bridge {bridge}" in done.stderr) == (2, True), done.stderr
 
 
 def handled(request: Any, deadline: Deadline) -> StringValue:

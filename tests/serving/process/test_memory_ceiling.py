@@ -49,9 +49,9 @@ def published(store: Store, name: str, rows: int, folder: Path) -> int:
     return sum(size.needed for size in memory.values())
 
 
-def ceiling(room_bytes: int, workers: int = 1, *, has_metrics: bool = False) -> str:
+def ceiling(room_bytes: int, workers: int = 1, **processes_beside: bool) -> str:
     """Return the ceiling that leaves some bytes for indexes."""
-    processes = ProcessMemory(workers=workers, ceiling_bytes=1, has_metrics=has_metrics)
+    processes = ProcessMemory(workers=workers, ceiling_bytes=1, **processes_beside)
     return f"{processes.with_room(room_bytes).ceiling_bytes}B"
 
 
@@ -65,10 +65,10 @@ def test_an_index_too_large_is_not_opened_and_the_others_are_served(
 ) -> None:
     store = Store.open(tmp_path / "store", create=True)
     small, large = published(store, "a-small", 1500, tmp_path), published(store, "large", 6000, tmp_path)
-    memory = ceiling(small + large // 2, has_metrics=True)
+    memory = ceiling(small + large // 2, has_metrics=True, has_tools=True)
     with (
         caplog.at_level(logging.WARNING),
-        serving(tmp_path / "store", memory=memory, metrics_listen="127.0.0.1:0") as server,
+        serving(tmp_path / "store", memory=memory, metrics_listen="127.0.0.1:0", mcp="127.0.0.1:0") as server,
         scannery.connect(server.address) as client,
     ):
         assert len(client.index("a-small").search(VECTOR, 3)) == 3
