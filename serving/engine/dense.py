@@ -355,16 +355,6 @@ class Candidates:
             self._best_words[query] = self.words.best_score(query)
         return self._best_words[query]
 
-    @property
-    def scores_rows(self) -> bool:
-        """Whether `scored` has a score for any row: in a fused order, it must not depend on other rows."""
-        options = self._options
-        if options.mode == "lexical":
-            return True
-        fused = options.mode == "hybrid"
-        by_scores = options.fusion.scales is not None and 0 < options.fusion.alpha < 1
-        return len(options.vectors) == 1 and not options.inner_product and (by_scores or not fused)
-
     def scored(self, query: int, numbers_R: np.ndarray, rows_R: np.ndarray, below: float) -> Ranking:
         """Return rows with their scores, in no order, without those that the search never returns.
 

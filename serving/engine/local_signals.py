@@ -60,6 +60,7 @@ class LocalSignalRows:
         assert option is not None
         self._snapshot = snapshot
         self._batch, self._candidates = batch, candidates
+        self._scores_rows = prepared.options.scores_rows
         self._signals = Signals(option.program, now_s, snapshot.manifest.spec, snapshot.masks, TYPICAL_SCORES)
         self._allowed: Sequence[AllowedSegment] = prepared.allowed(snapshot, batch.deadline)
 
@@ -78,7 +79,7 @@ class LocalSignalRows:
     def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, float]:
         """As `SignalRows.above`."""
         numbers_R, rows_R, bounds_R = self._rows_above(bounds)
-        if not self._candidates.scores_rows:
+        if not self._scores_rows:
             return EMPTY, float(bounds_R.max(initial=-np.inf))
         if len(rows_R) <= bounds.limit:
             return self._candidates.scored(query, numbers_R, rows_R, bounds.below), -np.inf

@@ -6,6 +6,10 @@ in the threshold algorithm (Fagin, Lotem and Naor, "Optimal aggregation algorith
 read have at most the score of the last row of the first, so interval arithmetic bounds their values. Both are read
 deeper until no row that was not read can be among the hits. The order is exact for the scores that the search finds.
 
+In a fused order with scales of the index, a row that is fused has the score of the search. Any other row has the fused
+score of its own two scores, below that of the last fused row: it depends on no other row, and on no depth. So these are
+read by their signals alone.
+
 Shapes: Q queries, C signals, H rows of a ranking, R rows of a segment.
 """
 
@@ -18,7 +22,7 @@ import numpy as np
 
 from scannery.indexer import WeightedTerms
 from scannery.indexer.ranking.expression import LIMIT
-from scannery.indexer.tuning.score_fusion import Scale
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale
 from scannery.serving.engine.hybrid import keys_of
 from scannery.serving.engine.lexical import Words
 from scannery.serving.engine.local_signals import SignalBounds
@@ -36,7 +40,7 @@ FIRST_SIGNAL_ROWS = 512
 """Rows of the order of signals that are read first: to score one costs a tenth of a row of the order of scores."""
 DEEPER = 4
 MAX_ROWS = 1 << 15
-"""Rows of the order of scores after which a search stops, and says what it has not read."""
+"""Rows of an order after which a search stops, and says what it has not read."""
 
 
 class SignalRankedCandidates:
@@ -81,7 +85,9 @@ class SignalRankedCandidates:
         return [self._best(query, depth) for query in queries.tolist()]
 
     def _best(self, query: int, hits: int) -> Ranking:
-        depth, limit = max(FIRST_ROWS, 2 * hits), FIRST_SIGNAL_ROWS
+        # Deeper rows of a fused order have scores that were moved below the first ones, by as much as depends on these.
+        is_fused = self._options.mode == "hybrid" and self._options.scores_rows
+        depth, limit = FUSED_ROWS if is_fused else max(FIRST_ROWS, 2 * hits), FIRST_SIGNAL_ROWS
         scale = self._scale(query)
         while True:
             [by_score] = self._candidates.best(np.array([query]), depth)
@@ -97,11 +103,11 @@ class SignalRankedCandidates:
                     read = concatenated([read, self._valued(by_signal, scale)])
                     best = self._first(read, hits)
                 complete = bound < _value_at(best, hits)
-            if complete or depth >= MAX_ROWS:
+            if complete or (limit if is_fused else depth) >= MAX_ROWS:
                 best = replace(best, unseen_bound=None if complete else bound)
                 self._explain(query, len(read), best.unseen_bound)
                 return best
-            depth, limit = depth * DEEPER, limit * DEEPER
+            depth, limit = depth if is_fused else depth * DEEPER, limit * DEEPER
 
     def _bounds(self, by_score: Ranking, scale: Scale, least: float, hits: int, limit: int) -> SignalBounds:
         """Return what rows behind those that were read by score must have to be among the hits."""

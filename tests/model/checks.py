@@ -321,7 +321,7 @@ class Checker:
         if rng.random() < 0.15 and mode == "dense":
             # Not where a score can lie: rounding would decide.
             options["min_score"] = rng.randrange(-4, 4) / 2 - 0.003
-        if rng.random() < 0.2 and mode != "hybrid" and "min_score" not in options:
+        if rng.random() < 0.2 and "min_score" not in options:
             options["ranking"] = rng.choice(sorted(RANKINGS))
         if mode == "hybrid":
             options["alpha"] = rng.choice([0.25, 0.5, 1.0])
@@ -400,9 +400,11 @@ class Checker:
     ) -> Ranked:
         """Return the hits of hybrid search: more rows are fused while groups leave fewer hits than asked for."""
         asked = options.get("offset", 0) + options["k"]
-        wanted = asked + bool(own)
+        # The last row by score may be the first by a ranking expression.
+        wanted = len(oracle.rows) if "ranking" in options else asked + bool(own)
         while True:
             ranked = oracle.fused(dense, lexical, wanted, options["alpha"], options["fusion"], scale)
+            ranked = oracle.steered(ranked, options)
             hits = oracle.crowded([pair for pair in ranked if pair[0] != own], options)
             if len(hits) >= asked or len(ranked) < wanted or wanted >= len(oracle.rows):
                 return hits
