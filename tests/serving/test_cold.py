@@ -59,6 +59,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "facets": lambda index: index.facets("show", where={"live": True}),
     "scan": lambda index: sorted(row.id for row in index.scan(where={"show": "jsparty"})),
     "by id": lambda index: shown(index.search(scannery.Like("d17"), k=5)),
+    "ranking": lambda index: shown(index.search(QUERY, k=20, ranking="score + 0.5 * default(rating, 2)")),
+    "ranking and filter": lambda index: shown(
+        index.search(QUERY, k=20, ranking="year - score", where={"show": "gotime"}, max_per_group=1)
+    ),
 }
 
 

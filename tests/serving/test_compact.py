@@ -67,6 +67,21 @@ def test_hits_are_nearly_the_same(
         assert hit.id not in scores or hit.score == pytest.approx(scores[hit.id], abs=0.02)
 
 
+@pytest.mark.parametrize("where", [None, {"show": "gotime"}])
+def test_rankings_order_all_rows_by_the_scores_of_their_8_bits(
+    both: tuple[scannery.Client, scannery.Client], where: Any
+) -> None:
+    index = both[1].index("library")
+    rows: Any = index.search(QUERY, k=600, where=where, exact=True)
+    values = {row.id: row.score + 0.5 * row.attributes.get("rating", 2.0) for row in rows}
+    expected = sorted(values, key=lambda name: (-values[name], name))[:40]
+    hits = index.search(QUERY, k=40, where=where, ranking="score + 0.5 * default(rating, 2)", exact=True)
+    assert [values[hit.id] for hit in hits] == pytest.approx([values[name] for name in expected], abs=1e-5)
+    assert {hit.id: hit.base_score for hit in hits} == pytest.approx(
+        {row.id: row.score for row in rows if row.id in ids(hits)}, abs=1e-6
+    )
+
+
 SAME: dict[str, Callable[[Any], Any]] = {
     "get": lambda index: [(row.id, row.vector, row.text) for row in index.get(["d3", "d599"], vectors=True)],
     "count": lambda index: index.count(where={"tags": "a"}),
