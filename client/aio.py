@@ -30,12 +30,15 @@ def connect(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     create: bool = False,
+    query_ids: bool = False,
     **options: Unpack[ConnectOptions],
 ) -> AsyncClient:
     """Return an asynchronous client; see `scannery.connect`."""
     timeout_s = checked_timeout(timeout_s)
-    config = connect_config(target, create=create, **options)
-    transport = _remote_transport(config) or ThreadTransport(EmbeddedTransport.open(target, create=create))
+    config = connect_config(target, create=create, query_ids=query_ids, **options)
+    transport = _remote_transport(config) or ThreadTransport(
+        EmbeddedTransport.open(target, create=create, query_ids=query_ids)
+    )
     return AsyncClient(transport, timeout_s=timeout_s)
 
 

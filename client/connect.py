@@ -42,6 +42,7 @@ def connect(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     create: bool = False,
+    query_ids: bool = False,
     **options: Unpack[ConnectOptions],
 ) -> Client:
     """Return a client for a server (`host:port`), or for a store in this process (a folder, `gs://`, `s3://`, `az://`).
@@ -54,6 +55,8 @@ def connect(
         timeout_s: default timeout of a call, in seconds. Within it, reads survive lost connections, restarts of the
             server, and overload.
         create: whether to create the folder of a store that does not exist, for `create_index`.
+        query_ids: whether answers from a store in this process have ids, for `client.feedback`; those of a server have
+            them if its operator says so.
         options: credentials, TLS and connections; see `ConnectOptions`.
 
     Raises:
@@ -62,12 +65,12 @@ def connect(
 
     """
     timeout_s = checked_timeout(timeout_s)
-    config = connect_config(target, create=create, **options)
+    config = connect_config(target, create=create, query_ids=query_ids, **options)
     if config.target is not None:
         from scannery.client.transport._sync.server import server_transport
 
         return Client(server_transport(config.target, **config.options), timeout_s=timeout_s)
-    return Client(EmbeddedTransport.open(target, create=create), timeout_s=timeout_s)
+    return Client(EmbeddedTransport.open(target, create=create, query_ids=query_ids), timeout_s=timeout_s)
 
 
 class ConnectConfig(NamedTuple):
@@ -93,6 +96,7 @@ def connect_config(
     retries: bool = True,
     http: bool = True,
     create: bool = False,
+    query_ids: bool = False,
     **options: Any,
 ) -> ConnectConfig:
     """Return the arguments of `connect`, checked.
@@ -113,6 +117,12 @@ def connect_config(
     if create and remote is not None:
         raise InvalidArgumentError(
             "create: is for the folder of a store, not for a server: leave it out", field="create"
+        )
+    if query_ids and remote is not None:
+        raise InvalidArgumentError(
+            "query_ids: is for a store in this process; the operator of a server turns them on (scannery serve "
+            "--traffic-share)",
+            field="query_ids",
         )
     if not _is_count(channels, 64):
         raise InvalidArgumentError(f"channels: must be 1 to 64, got {channels!r:.80}", field="channels")

@@ -11,6 +11,7 @@ ServingError
 ├── EncoderUnreachableError   text was given, and the encoder process does not respond now
 ├── LexicalUnavailableError   lexical or hybrid search of an index without term statistics
 ├── VectorsUnavailableError   dense or hybrid search of an index without vectors, or by a datapoint without one
+├── FeedbackUnavailableError  feedback was given where answers have no ids
 ├── RerankerUnavailableError  reranking was requested, and the index has no usable reranker
 ├── DeadlineError             the deadline of the request passed
 ├── OverloadedError           the request was rejected because of load
@@ -53,6 +54,7 @@ __all__ = [
     "DeadlineError",
     "EncoderUnavailableError",
     "EncoderUnreachableError",
+    "FeedbackUnavailableError",
     "InvalidRequestError",
     "LexicalUnavailableError",
     "MemoryCeilingError",
@@ -241,6 +243,10 @@ class LexicalUnavailableError(ServingError, code="FAILED_PRECONDITION"):
 
 class VectorsUnavailableError(ServingError, code="FAILED_PRECONDITION"):
     """The index, or the datapoint that a query names, has no vector: dense and hybrid search are not possible."""
+
+
+class FeedbackUnavailableError(ServingError, code="FAILED_PRECONDITION"):
+    """The server gives no ids to answers, and takes no feedback on them."""
 
 
 class RerankerUnavailableError(ServingError, code="FAILED_PRECONDITION", exit_code=DEFECT):

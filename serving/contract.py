@@ -9,6 +9,7 @@ __all__ = [
     "DROP_INDEX",
     "EMBED",
     "EMBEDDING_SERVICE",
+    "FEEDBACK",
     "HTTP_KEY",
     "INDEX_SERVICE",
     "KEPT_QUERIES",
@@ -35,6 +36,7 @@ INDEX_SERVICE = "scannery.v1.IndexService"
 EMBEDDING_SERVICE = "scannery.v1.EmbeddingService"
 LEAF_SERVICE = "scannery.v1.LeafService"
 
+FEEDBACK = f"/{SEARCH_SERVICE}/Feedback"
 SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
 UPSERT = f"/{INDEX_SERVICE}/Upsert"
 UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"

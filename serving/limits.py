@@ -9,6 +9,7 @@ __all__ = [
     "MAX_ALIASES",
     "MAX_ATTRIBUTE_BYTES",
     "MAX_BATCH_HITS",
+    "MAX_CLIENT_ID",
     "MAX_CONTEXT",
     "MAX_CONTEXT_PASSAGES",
     "MAX_CROWDINGS",
@@ -75,6 +76,8 @@ MAX_BATCH_HITS = 100_000
 """Queries × (k + offset) of one SearchMany."""
 MAX_DIVERSE = 1_000
 """Hits of a search with `diversity`, with those before its page."""
+MAX_CLIENT_ID = 100
+"""Characters of the id of whom a caller asks for."""
 MAX_CONTEXT = 100
 """Passages before, and after, a hit."""
 MAX_CONTEXT_PASSAGES = 10_000

@@ -541,14 +541,17 @@ def test_the_dashboard_shows_metrics_that_there_are() -> None:
 
 
 def test_alerts_use_metrics_that_there_are_and_the_runbook_has_each() -> None:
-    [alerts] = loaded("alerts.yaml")
+    [content] = loaded("alerts.yaml")
     assert loaded("prometheus.yaml")[0]["rule_files"] == ["alerts.yaml"]
-    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    rules = [rule for group in content["groups"] for rule in group["rules"]]
     named = set(re.findall(r"scannery_\w+", " ".join(rule["expr"] for rule in rules)))
     assert named <= known_metrics()
-    assert all(rule["labels"]["severity"] in ("page", "ticket") for rule in rules)
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    assert recorded == set(re.findall(r"scannery:\w+:\w+", " ".join(rule["expr"] for rule in rules)))
+    alerts = [rule for rule in rules if "alert" in rule]
+    assert all(rule["labels"]["severity"] in ("page", "ticket") for rule in alerts)
     runbook = (ROOT / "docs" / "operations" / "cluster-runbook.md").read_text()
-    assert {rule["alert"] for rule in rules} == set(re.findall(r"`(Scannery[A-Z]\w+)`", runbook))
+    assert {rule["alert"] for rule in alerts} == set(re.findall(r"`(Scannery[A-Z]\w+)`", runbook))
 
 
 def test_prometheus_understands_the_alerts() -> None:

@@ -41,7 +41,7 @@ def test_sync_and_async_have_the_same_methods_with_the_same_arguments(sync: type
 
 def test_documented_options_are_those_that_are_taken() -> None:
     taken = {name for name in inspect.signature(build_options).parameters if name not in {"k", "unknown"}}
-    assert set(SearchOptions.__annotations__) == taken | {"timeout_s"}
+    assert set(SearchOptions.__annotations__) == taken | {"timeout_s", "client_id"}
 
 
 @pytest.mark.parametrize(

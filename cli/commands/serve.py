@@ -20,6 +20,7 @@ from scannery.serving.config import (
     MaintainConfig,
     RemoteConfig,
     ServerConfig,
+    TrafficConfig,
     VertexConfig,
 )
 from scannery.serving.security.config import SecurityConfig
@@ -34,13 +35,15 @@ _ENCODER = "Encoder process"
 @with_options(
     "store listen workers index cold compact memory log role group leaves leaves_key leaves_ca leaves_cert "
     "leaves_cert_key device encoder encoder_key encoder_ca reranker model drain http http_cors http_host "
-    "metrics_listen recall_share hold_recall keep_queries cached_queries memory_budget log_json keys jwks jwt_issuer "
+    "metrics_listen recall_share hold_recall keep_queries traffic_share traffic_text traffic_vectors traffic_days "
+    "traffic_client_ids cached_queries memory_budget log_json keys jwks jwt_issuer "
     "jwt_audience tls_cert tls_key behind_tls client_ca public_health reflection insecure bridges mcp vertex "
     "vertex_address vertex_contents vertex_private vertex_model tls_dev",
     ServerConfig,
     SecurityConfig,
     RemoteConfig,
     LeavesConfig,
+    TrafficConfig,
     VertexConfig,
 )
 def serve(
@@ -89,6 +92,7 @@ def serve(
         store=store,
         leaves=configured(LeavesConfig, settings, target=leaves) if leaves else None,
         security=configured(SecurityConfig, settings),
+        traffic=configured(TrafficConfig, settings),
         log=log or os.environ.get(LOG_VARIABLE, ""),
         encoder=configured(RemoteConfig, settings, address=encoder) if encoder else None,
         vertex=options.vertex_config(vertex_model, settings, vertex=vertex),

@@ -12,10 +12,11 @@ from google.protobuf.message import Message
 
 from scannery.client._async.index import AsyncIndex
 from scannery.client.errors import InvalidArgumentError
-from scannery.client.request import calls, lifecycle_calls
+from scannery.client.request import calls, feedback, lifecycle_calls
 from scannery.client.request.calls import Call, Sequences, TextKind
 from scannery.client.request.filtered_writes import FilteredBatch
 from scannery.client.request.named_vectors import NamedVectors
+from scannery.client.request.values import Identifier
 from scannery.client.response.index_info import Distance, EncoderInfo, Indexes
 from scannery.client.response.results import Deleted, Written
 from scannery.client.transport.base import AsyncTransport
@@ -225,6 +226,31 @@ class AsyncClient:
 
         """
         return await self._run(calls.embed(texts, kind, model=model, timeout_s=timeout_s))
+
+    async def feedback(
+        self,
+        query_id: str,
+        *,
+        clicked: Sequence[Identifier] = (),
+        rejected: Sequence[Identifier] = (),
+        timeout_s: float | None = None,
+    ) -> int:
+        """Say which hits of an answer helped and which did not, and return the number of events that are new.
+
+        The same event counts once, however often it is sent. Needs the scope `read`, as searches do.
+
+        Args:
+            query_id: `hits.query_id` of the answer, at most a day old.
+            clicked: ids of hits that were opened or used.
+            rejected: ids of hits that do not answer the query.
+            timeout_s: of the call.
+
+        Raises:
+            InvalidArgumentError: the id is none of this server, or is too old, or a hit was not in the answer.
+            FailedPreconditionError: the operator has not turned feedback on.
+
+        """
+        return await self._run(feedback.feedback(query_id, clicked, rejected, timeout_s=timeout_s))
 
     async def close(self) -> None:
         """Release connections and memory; later calls fail."""

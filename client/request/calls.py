@@ -60,6 +60,7 @@ __all__ = [
     "embed",
     "get",
     "get_index",
+    "identifiers",
     "list_encoders",
     "list_indexes",
     "scan_page",
@@ -211,20 +212,47 @@ _KINDS: dict[str, embedding_pb2.TextKind.ValueType] = {
 
 @refuses_surrogates
 def search(
-    index: str, query: QueryLike, k: int, *, timeout_s: float | None = None, **options: Any
+    index: str,
+    query: QueryLike,
+    k: int,
+    *,
+    client_id: str | None = None,
+    timeout_s: float | None = None,
+    **options: Any,
 ) -> Call[search_pb2.SearchRequest, search_pb2.SearchResponse, Hits]:
-    """Return the call for one query; `options` are those of `SearchOptions`."""
-    return Call(SEARCH, search_request(index, query, k, options), parse_hits, timeout_s)
+    """Return the call for one query; `options` are the others of `SearchOptions`."""
+    request = search_request(index, query, k, options)
+    _put_client(request, client_id)
+    return Call(SEARCH, request, parse_hits, timeout_s)
 
 
 @refuses_surrogates
 def search_many(
-    index: str, queries: Queries, k: int, *, timeout_s: float | None = None, **options: Any
+    index: str,
+    queries: Queries,
+    k: int,
+    *,
+    client_id: str | None = None,
+    timeout_s: float | None = None,
+    **options: Any,
 ) -> Call[search_pb2.SearchManyRequest, search_pb2.SearchManyResponse, list[Hits]]:
-    """Return the call for many queries; `options` are those of `SearchOptions`."""
+    """Return the call for many queries; `options` are the others of `SearchOptions`."""
     request = search_pb2.SearchManyRequest(index=index, options=build_options(k, **options))
     put_queries(request, queries)
+    _put_client(request, client_id)
     return Call(SEARCH_MANY, request, parse_many, timeout_s)
+
+
+def _put_client(
+    request: search_pb2.SearchRequest | search_pb2.SearchManyRequest, client_id: str | None
+) -> None:
+    if client_id is None:
+        return
+    if not isinstance(client_id, str):
+        raise InvalidArgumentError(
+            f"client_id: must be a string, got {type(client_id).__name__}", field="client_id"
+        )
+    request.client_id = client_id
 
 
 @refuses_surrogates
@@ -238,15 +266,15 @@ def get(
     timeout_s: float | None = None,
 ) -> Call[search_pb2.GetRequest, search_pb2.GetResponse, list[Datapoint | None]]:
     """Return the call for datapoints by id."""
-    identifiers = _identifiers(ids, "ids")
+    texts = identifiers(ids, "ids")
     request = search_pb2.GetRequest(
         index=index,
-        ids=identifiers,
+        ids=texts,
         return_fields=build_fields(fields),
         return_vector=checked_return(vectors),
         min_sequence=min_sequence,
     )
-    return Call(GET, request, lambda response: parse_get(identifiers, response), timeout_s)
+    return Call(GET, request, lambda response: parse_get(texts, response), timeout_s)
 
 
 @refuses_surrogates
@@ -308,8 +336,8 @@ def delete(
     """Return the call that deletes datapoints and documents."""
     request = index_pb2.DeleteRequest(
         index=index,
-        ids=_identifiers(ids, "ids"),
-        document_ids=_identifiers(document_ids, "document_ids"),
+        ids=identifiers(ids, "ids"),
+        document_ids=identifiers(document_ids, "document_ids"),
         request_id=request_id or "",
     )
     if if_revision is not None:
@@ -317,7 +345,8 @@ def delete(
     return Call(DELETE, request, lambda answer: Deleted(answer.sequence, answer.deleted), timeout_s)
 
 
-def _identifiers(ids: Sequence[Identifier], field: str) -> list[str]:
+def identifiers(ids: Sequence[Identifier], field: str) -> list[str]:
+    """Return ids as texts; raises InvalidArgumentError, which names the field."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
         raise InvalidArgumentError(
             f"{field}: must be a list of strings or integers, got {ids!r:.80}", field=field

@@ -239,6 +239,9 @@ class SearchOptions(TypedDict, total=False):
     allow_partial: bool
     """Cluster: answer from the shards that can be reached, if some cannot; `hits.coverage` says how many these are.
     Default: such a query is an error."""
+    client_id: str | None
+    """Whom you ask for, such as a user or a session of yours, at most 100 characters. Only the log of queries uses it,
+    which has a keyed hash of it. Default: the caller."""
     timeout_s: float | None
     """Timeout in seconds; default: the client's own."""
 

@@ -58,6 +58,8 @@ def parse_hits(response: search_pb2.SearchResponse) -> Hits:
     hits = _hits(response, response.version, response.sequence, response.mode)
     if response.HasField("coverage"):
         hits.coverage = _coverage(response.coverage)
+    if response.query_id:
+        hits.query_id = response.query_id
     return hits
 
 
@@ -88,6 +90,8 @@ def parse_many(response: search_pb2.SearchManyResponse) -> list[Hits]:
         coverage = _coverage(response.coverage)
         for hits in hit_lists:
             hits.coverage = coverage
+    for hits, query_id in zip(hit_lists, response.query_ids, strict=False):
+        hits.query_id = query_id
     return hit_lists
 
 

@@ -320,6 +320,8 @@ class Hits(list[Hit]):
     unseen_bound: float | None = None
     """Value that no datapoint which was not read is above, where a search by `ranking` or `boost` stopped early. None:
     no such datapoint can be among the hits."""
+    query_id: str = ""
+    """What `client.feedback` takes about these hits; empty where the operator has not turned feedback on."""
 
     def to_arrow(self) -> pa.Table:
         """Return the hits as an Arrow table: a column for each field, and one for each attribute by its name.

@@ -6,6 +6,7 @@ The engine is imported when a store is opened, and not before: a client of a ser
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import Message
@@ -41,21 +42,22 @@ class EmbeddedTransport:
     def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
         self._store: str | None = None
+        self._query_ids = False
         self._pid = os.getpid()
         self._closed = False
 
     @classmethod
-    def open(cls, store: str | Path, *, create: bool = False) -> Self:
+    def open(cls, store: str | Path, *, create: bool = False, query_ids: bool = False) -> Self:
         """Return the transport to a store, whose folder is created if it may be; raise a ScanneryError."""
         with needed_for("a store without a server", "scannery"):
             from scannery.serving.embedded import open_embedded
 
         try:
-            transport = cls(open_embedded(store, create=create))
+            transport = cls(open_embedded(store, create=create, query_ids=query_ids))
         except Exception as error:
             raise _translated(error) from error
         # Absolute: it is opened again after a fork, perhaps from another folder.
-        transport._store = transport._engine.store
+        transport._store, transport._query_ids = transport._engine.store, query_ids
         return transport
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
@@ -80,13 +82,13 @@ class EmbeddedTransport:
     def _reopen(self) -> None:
         # Locks may have been held by threads that did not come along with the fork.
         if self._store is not None:
-            self._engine = type(self).open(self._store)._engine
+            self._engine = type(self).open(self._store, query_ids=self._query_ids)._engine
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[object, ...]:
         if self._store is None:
             raise TypeError("a client of a service that was made by hand cannot be pickled")
-        return type(self).open, (self._store,)
+        return partial(type(self).open, query_ids=self._query_ids), (self._store,)
 
 
 def _translated(error: Exception, timeout_s: float | None = None) -> ScanneryError:

@@ -21,6 +21,7 @@ from scannery.serving.config.server import (
     ServerConfig,
     VertexConfig,
 )
+from scannery.serving.config.traffic import TrafficConfig
 
 __all__ = [
     "ALL_INDEXES",
@@ -33,6 +34,7 @@ __all__ = [
     "MaintainConfig",
     "RemoteConfig",
     "ServerConfig",
+    "TrafficConfig",
     "VertexConfig",
     "WorkerContext",
     "is_loopback",

@@ -33,6 +33,7 @@ from scannery.serving.config.listen import (
     joined_address,
     split_address,
 )
+from scannery.serving.config.traffic import TrafficConfig
 
 __all__ = ["ALL_INDEXES", "EncoderConfig", "MaintainConfig", "ServerConfig", "VertexConfig"]
 
@@ -166,6 +167,9 @@ class ServerConfig(ListenConfig):
         "--model",
         metavar="MODEL",
     )
+
+    traffic: TrafficConfig = field(default_factory=TrafficConfig)
+    """The log of queries."""
 
     vertex: VertexConfig | None = None
     """The managed service's APIs on the gRPC port; None: they are not served."""
@@ -322,6 +326,8 @@ class ServerConfig(ListenConfig):
             raise ConfigError(
                 "keep_queries: is not for a leaf, which does not see callers", field="keep_queries"
             )
+        if self.traffic.is_on:
+            raise ConfigError("traffic: is not for a leaf, which does not see callers", field="traffic")
 
     def _check_cluster(self) -> None:
         """Raise ConfigError if options are not for roots and leaves."""

@@ -21,6 +21,7 @@ from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.metrics.exposition import Publisher
+from scannery.serving.traffic.recorder import TrafficRecorder
 from scannery.serving.transport.grpc.grpc_server import GrpcServer
 from scannery.serving.transport.health import Health
 from scannery.serving.transport.http import HttpEndpoint
@@ -49,6 +50,7 @@ class BaseServer:
         context: WorkerContext,
         metrics: ServerMetrics | None = None,
         observe: Observe = lambda index, queries, request_of: None,
+        traffic: TrafficRecorder | None = None,
         private: ListenConfig | None = None,
         bridges: Bridges | None = None,
     ) -> None:
@@ -61,6 +63,7 @@ class BaseServer:
             context: of the worker that this process is.
             metrics: of this process; None: new ones.
             observe: called with each answered search.
+            traffic: gives ids to answers, and logs some; None: they have none.
             private: options of another gRPC port; None: there is none.
             bridges: APIs of others; None: there are none. The server closes them.
 
@@ -79,7 +82,7 @@ class BaseServer:
         authenticator = Authenticator(config.security)
         self._authorizer = Authorizer(authenticator, self._scope_of, about=config.about)
         self._lifecycle = RequestLifecycle(
-            methods, config, self.metrics, workers=context.workers, observe=observe
+            methods, config, self.metrics, workers=context.workers, observe=observe, traffic=traffic
         )
         self.admission = admission = self._lifecycle.admission
         self._health = Health()

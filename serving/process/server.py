@@ -38,6 +38,7 @@ from scannery.serving.services.search import Service
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.metrics import ServerMetrics
+from scannery.serving.traffic.traffic_log import TrafficLog
 from scannery.serving.transport.health import INDEX_PREFIX
 
 __all__ = ["Server", "health_name"]
@@ -95,8 +96,9 @@ class Server(BaseServer):
         self._cold = preloaded.cold
         self._catalog = _catalog(config, preloaded, context, self._recall, self._leaves)
         self._reservoirs = _reservoirs(config, context, self._catalog)
-        service = None if config.role == "leaf" else self._service(context)
         metrics = ServerMetrics()
+        self._traffic = TrafficLog(self._catalog, config.traffic, metrics) if config.traffic.is_on else None
+        service = None if config.role == "leaf" else self._service(context)
         self._observer = self._query_observer(service, metrics)
         super().__init__(
             config,
@@ -105,10 +107,11 @@ class Server(BaseServer):
             context=context,
             metrics=metrics,
             observe=self._observer.observe,
+            traffic=None if self._traffic is None else self._traffic.recorder,
             private=config.private,
             bridges=None if service is None else self._opened_bridges(service, context),
         )
-        self._catalog.on_gone = self._observer.forget
+        self._catalog.on_gone = self._forget
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
         self._measure()
 
@@ -124,15 +127,25 @@ class Server(BaseServer):
             self._leaves.start(LEAVES_WITHIN_S)
         self._watcher.start()
         self._observer.start()
+        if self._traffic is not None:
+            self._traffic.start()
         self._check_indexes()
 
     def _close(self) -> None:
         self._observer.stop()
+        if self._traffic is not None:
+            self._traffic.stop()
         self._watcher.stop()
         self._catalog.close()
         self._catalog.encoders.close()
         if self._leaves is not None:
             self._leaves.close()
+
+    def _forget(self, index: str) -> None:
+        """Forget the queries of an index that is gone, or was replaced by another one of its name."""
+        self._observer.forget(index)
+        if self._traffic is not None:
+            self._traffic.forget(index)
 
     def _service(self, context: WorkerContext) -> Service:
         """Return the public handlers: over this server's segments, or those of the leaves of a cluster."""
@@ -145,6 +158,7 @@ class Server(BaseServer):
             models=models,
             at_once=None if context.core is None else 1,
             sample_queries=None if self._reservoirs is None else self._reservoirs.sample,
+            feedback=None if self._traffic is None else self._traffic.feedback,
         )
 
     def _leaf_service(self) -> LeafService:

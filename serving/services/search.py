@@ -10,17 +10,30 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError, UnsupportedError
+from scannery.runtime.errors import (
+    FeedbackUnavailableError,
+    InvalidRequestError,
+    LexicalUnavailableError,
+    UnsupportedError,
+)
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.catalog import Catalog
-from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
+from scannery.serving.contract import (
+    FEEDBACK,
+    INDEX_SERVICE,
+    SEARCH_SERVICE,
+    SEARCH_STREAM,
+    UPSERT,
+    UPSERT_STREAM,
+)
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.search import PreparedQuery, answers_of, explanation, search
@@ -74,6 +87,7 @@ from scannery.v1.types_pb2 import Filter
 __all__ = [
     "MAX_COALESCED",
     "Service",
+    "TakeFeedback",
     "encoder_of",
     "explained_results",
     "modes_of",
@@ -83,6 +97,8 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+
+TakeFeedback: TypeAlias = Callable[[search_pb2.FeedbackRequest], search_pb2.FeedbackResponse]
 
 MAX_COALESCED = 32
 """Limit of queries in a batch of several callers: each waits for all."""
@@ -100,6 +116,7 @@ class Service(MethodRegistry):
         models: Collection[str] | None = (),
         at_once: int | None = None,
         sample_queries: SampleQueries | None = None,
+        feedback: TakeFeedback | None = None,
     ) -> None:
         """Register the handlers.
 
@@ -109,6 +126,7 @@ class Service(MethodRegistry):
             models: that requests may name for new indexes, besides those of served indexes; None: any.
             at_once: limit of concurrent batches of coalesced searches; None: the number of cores.
             sample_queries: returns queries that servers keep; None: none are kept.
+            feedback: takes feedback on answers; None: none is taken, since answers have no ids.
 
         """
         self._catalog = catalog
@@ -138,6 +156,7 @@ class Service(MethodRegistry):
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
             **QuerySamples(catalog, sample_queries).methods,
+            FEEDBACK: UnaryMethod(search_pb2.FeedbackRequest, partial(_taken, feedback), "read"),
             **Embedding(KnownEncoders(catalog, models)).methods,
         }
         if not self._shards.are_local:
@@ -242,6 +261,7 @@ class Service(MethodRegistry):
         self, request: search_pb2.SearchManyRequest, deadline: Deadline, stats: QueryStats, view: View
     ) -> bytes:
         snapshot = view.snapshot
+        _check_client_id(request)
         parsed = snapshot.parsed(request.options)
         options = parsed.options
         has_rows = partial(_has_rows, view, request, stats)
@@ -337,10 +357,18 @@ def _prepared(
     snapshot: Snapshot, request: search_pb2.SearchRequest, stats: QueryStats, rows: RowSource | None = None
 ) -> PreparedQuery:
     """Check a search against a snapshot, whose rows may be elsewhere (`rows`); raises what the parsers raise."""
+    _check_client_id(request)
     parsed = snapshot.parsed(request.options)
     query = parse_query(request.query, snapshot.manifest, parsed.options.vectors)
     prepared = snapshot.derived(parsed, parsed.options.of(query), PreparedSearch.of)
     return PreparedQuery(snapshot, prepared, query, stats, rows)
+
+
+def _check_client_id(request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
+    if len(request.client_id) > limits.MAX_CLIENT_ID:
+        raise InvalidRequestError.at(
+            "client_id", f"must have at most {limits.MAX_CLIENT_ID} characters, got {len(request.client_id)}"
+        )
 
 
 def ready(query: PreparedQuery) -> PreparedQuery | None:
@@ -415,6 +443,17 @@ def modes_of(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode
     return modes if len(set(modes)) > 1 else modes[:1]
 
 
+def _taken(
+    feedback: TakeFeedback | None, request: search_pb2.FeedbackRequest, deadline: Deadline
+) -> search_pb2.FeedbackResponse:
+    if feedback is None:
+        raise FeedbackUnavailableError(
+            "answers have no ids here, so that no feedback is taken: the operator turns it on (scannery serve "
+            "--traffic-share)"
+        )
+    return feedback(request)
+
+
 def _known_to_roots(path: str, method: UnaryMethod) -> UnaryMethod:
     """Return a method that a root has as every server does, or else one that says that it does not."""
     if path.rpartition("/")[2] in _OF_EVERY_SERVER:
@@ -423,7 +462,8 @@ def _known_to_roots(path: str, method: UnaryMethod) -> UnaryMethod:
 
 
 _OF_EVERY_SERVER = {
-    *("Search", "SearchMany", "Get", "Scan", "Count", "Facets", "AttributeStats", "Embed", "ListEncoders"),
+    *("Search", "SearchMany", "Get", "Scan", "Count", "Facets", "AttributeStats", "Feedback"),
+    *("Embed", "ListEncoders"),
     *("ListIndexes", "GetIndex", "ListAliases", "SetAlias", "DeleteAlias"),
     *("Upsert", "Delete", "DeleteWhere", "UpdateWhere"),
 }

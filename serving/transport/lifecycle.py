@@ -18,6 +18,7 @@ from grpc import StatusCode
 from scannery.runtime.errors import InvalidRequestError, OverloadedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.config import ListenConfig
+from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.observation.query_observer import Observe
 from scannery.serving.observation.query_sample import SearchMessage
@@ -30,6 +31,7 @@ from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.query_stats import QueryStats
+from scannery.serving.traffic.recorder import TrafficRecorder, with_ids
 from scannery.v1 import search_pb2
 
 __all__ = [
@@ -52,6 +54,9 @@ MIN_IN_FLIGHT = 16
 """Lower bound of the admission limit, for all workers together: noise must not shut out a few callers."""
 MIN_PER_CORE = 4
 """Lower bound of the admission limit, for each core of a worker: one request runs while others are queued."""
+
+_SEARCH_MANY = f"/{SEARCH_SERVICE}/SearchMany"
+_FIRST_HIT = bytes([search_pb2.SearchResponse.HITS_FIELD_NUMBER << 3 | 2])
 
 AnswerT = TypeVar("AnswerT")
 MessageT = TypeVar("MessageT", bound=Message)
@@ -96,6 +101,7 @@ class RequestLifecycle:
         *,
         workers: int,
         observe: Observe,
+        traffic: TrafficRecorder | None = None,
     ) -> None:
         """Prepare admission.
 
@@ -105,9 +111,10 @@ class RequestLifecycle:
             metrics: of this process.
             workers: number of processes at the same address.
             observe: called with each answered search.
+            traffic: gives ids to answers, and logs some; None: they have none.
 
         """
-        self.methods, self._metrics, self._observe = methods, metrics, observe
+        self.methods, self._metrics, self._observe, self._traffic = methods, metrics, observe, traffic
         part_count.warm_up()
         parsing.warm_up()
         maximum = config.threads + config.queue
@@ -176,6 +183,8 @@ class RequestLifecycle:
                 if isinstance(request, search_pb2.SearchRequest | search_pb2.SearchManyRequest):
                     request_of = partial(_same, request)
                 response = self.handled(active.path, request, permit.deadline, active.stats)
+            if request_of is not None:
+                response = self.recorded(active, request_of, response)
             active.ticket.hold(len(response), active.lose)
             self.answered(active, queries, request_of)
             return encode(response)
@@ -186,6 +195,46 @@ class RequestLifecycle:
         """Call the handler of a decoded request and return its serialised answer; the permit must be held."""
         check_visible(self.methods.index_of(request))
         return self.methods.call_on_wire(path, request, deadline, stats)
+
+    def recorded(
+        self, active: ActiveRequest, request_of: Callable[[], SearchMessage], response: bytes
+    ) -> bytes:
+        """Return the answer to a search with its ids, where answers have some; the caller is the current one.
+
+        Args:
+            active: the request.
+            request_of: returns the search with the name of the index in place of its alias.
+            response: serialised.
+
+        """
+        is_many = active.path == _SEARCH_MANY
+        # A serialised answer begins with its hits.
+        if not is_many and response[:1] != _FIRST_HIT:
+            self._metrics.empty_answers.inc((active.index,))
+        if self._traffic is None:
+            return response
+        answer = (search_pb2.SearchManyResponse if is_many else search_pb2.SearchResponse).FromString(
+            response
+        )
+        took_s = time.monotonic() - active.taken_s
+        return response + with_ids(answer, self._traffic.query_ids(request_of(), answer, took_s))
+
+    def recorded_of_stream(
+        self,
+        request: search_pb2.SearchStreamRequest,
+        response: search_pb2.SearchStreamResponse,
+        took_s: float,
+    ) -> None:
+        """As `recorded`, for a request of a stream, which took some seconds; adds the ids to its answer."""
+        if self._traffic is None or response.HasField("error"):
+            return
+        if request.HasField("search_many"):
+            ids = self._traffic.query_ids(request.search_many, response.search_many, took_s)
+            response.search_many.query_ids.extend(ids)
+        else:
+            response.search.query_id = "".join(
+                self._traffic.query_ids(request.search, response.search, took_s)
+            )
 
     def answered(
         self, active: ActiveRequest, queries: int = 0, request_of: Callable[[], SearchMessage] | None = None

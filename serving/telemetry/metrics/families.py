@@ -14,6 +14,8 @@ __all__ = ["ServerMetrics"]
 # 0.2 ms to 60 s, three buckets a decade, more where search latencies lie.
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5,
             10, 30, 60)  # fmt: skip
+# Cosines and fused scores lie below 1, those of words above.
+_SCORES = (-1, -0.5, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 2, 5, 10, 20, 50, 100)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 MEMORY_EVERY_S = 15.0
@@ -143,6 +145,40 @@ class ServerMetrics:
         )
         self.background_failures = Counter(
             "scannery_background_failures_total", "Failures of background tasks, by task.", ("task",)
+        )
+        self.empty_answers = Counter(
+            "scannery_empty_answers_total", "Answers to a query that have no hits.", ("index",)
+        )
+        self.answer_scores = Histogram(
+            "scannery_answer_score",
+            "Score of the best hit of an answer; with the log of queries.",
+            ("index", "mode"),
+            buckets=_SCORES,
+        )
+        self.feedback = Counter(
+            "scannery_feedback_total", "Events of feedback on answers, by action.", ("index", "action")
+        )
+        self.clicked_answers = Counter(
+            "scannery_clicked_answers_total", "Answers of which a hit was clicked.", ("index",)
+        )
+        self.identified_answers = Counter(
+            "scannery_identified_answers_total", "Answers that feedback can be given on.", ("index",)
+        )
+        self.click_share = Ratio(
+            "scannery_click_share",
+            "Share of the answers of which a hit was clicked.",
+            self.clicked_answers,
+            self.identified_answers,
+        )
+        self.traffic_rows = Counter(
+            "scannery_traffic_rows_total",
+            "Rows of the log of queries (traffic) and of feedback that were stored.",
+            ("log",),
+        )
+        self.traffic_dropped = Counter(
+            "scannery_traffic_dropped_total",
+            "Rows of these logs that were dropped, since those before them could not be stored in time.",
+            ("log",),
         )
         self.memory_bytes = Gauge(
             "scannery_memory_bytes",

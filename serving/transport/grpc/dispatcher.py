@@ -454,6 +454,7 @@ class Dispatcher(GenericHandler):
             with Permit(self._lifecycle.permits.of(account), deadline, context.is_active):
                 request = self._lifecycle.methods.resolved(request)
                 response = self._lifecycle.methods.stream_answer(request, deadline, stats)
+                self._lifecycle.recorded_of_stream(request, response, time.monotonic() - started_s)
             code = _CODES[response.error.code if response.HasField("error") else 0]
             search = request.search_many if request.HasField("search_many") else request.search
             self._lifecycle.observe(

@@ -412,13 +412,15 @@ class Handler:
                 self._answer_batch([each])
             return
         for (exchange, _), response in zip(batch, answers, strict=True):
+            CURRENT.set(exchange.principal)  # a sampled query is repeated as its caller
+            request_of = partial(search_of, exchange.active, exchange.body)
+            identified = self._lifecycle.recorded(exchange.active, request_of, response)
             try:
-                self._send(exchange, *self._encoded(exchange, response, MAX_GZIP_AT_ONCE_BYTES))
+                self._send(exchange, *self._encoded(exchange, identified, MAX_GZIP_AT_ONCE_BYTES))
             except OverloadedError as error:
                 self._lifecycle.ended(exchange.active, self.refuse(exchange, error))
                 continue
-            CURRENT.set(exchange.principal)  # a sampled query is repeated as its caller
-            self._lifecycle.answered(exchange.active, 1, partial(search_of, exchange.active, exchange.body))
+            self._lifecycle.answered(exchange.active, 1, request_of)
             self._lifecycle.ended(exchange.active, StatusCode.OK)
 
     def _answer(self, exchange: Exchange) -> None:

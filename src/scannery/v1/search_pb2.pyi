@@ -849,8 +849,13 @@ class SearchRequest(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     QUERY_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     index: _builtins.str
     """Required. Name of the index."""
+    client_id: _builtins.str
+    """Who asks, as the caller names its users or sessions; at most 100 characters. Only the log of queries uses it, which has a keyed
+    hash of it. Empty: the caller itself.
+    """
     @_builtins.property
     def query(self) -> Global___Query:
         """Required."""
@@ -865,10 +870,11 @@ class SearchRequest(_message.Message):
         index: _builtins.str = ...,
         query: Global___Query | None = ...,
         options: Global___SearchOptions | None = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "options", b"options", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "index", b"index", "options", b"options", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -888,6 +894,7 @@ class SearchResponse(_message.Message):
     COVERAGE_FIELD_NUMBER: _builtins.int
     NOTHING_RELEVANT_FIELD_NUMBER: _builtins.int
     UNSEEN_BOUND_FIELD_NUMBER: _builtins.int
+    QUERY_ID_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the index that was searched."""
     sequence: _builtins.int
@@ -899,6 +906,10 @@ class SearchResponse(_message.Message):
     unseen_bound: _builtins.float
     """With `ranking`, where the search stopped early: the value that no datapoint which was not read is above. Absent: none of
     these can be among the hits.
+    """
+    query_id: _builtins.str
+    """What `Feedback` takes about this answer, of at most 1000 characters; the characters before its `.` are the id in the log of queries.
+    Empty where that log is off.
     """
     @_builtins.property
     def hits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hit]:
@@ -923,10 +934,11 @@ class SearchResponse(_message.Message):
         coverage: Global___Coverage | None = ...,
         nothing_relevant: _builtins.bool = ...,
         unseen_bound: _builtins.float | None = ...,
+        query_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "coverage", b"coverage", "explanation", b"explanation", "unseen_bound", b"unseen_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "coverage", b"coverage", "explanation", b"explanation", "hits", b"hits", "mode", b"mode", "nothing_relevant", b"nothing_relevant", "sequence", b"sequence", "unseen_bound", b"unseen_bound", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "coverage", b"coverage", "explanation", b"explanation", "hits", b"hits", "mode", b"mode", "nothing_relevant", b"nothing_relevant", "query_id", b"query_id", "sequence", b"sequence", "unseen_bound", b"unseen_bound", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__unseen_bound: _TypeAlias = _typing.Literal["unseen_bound"]  # noqa: Y015
     _WhichOneofArgType__unseen_bound: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound"]  # noqa: Y015
@@ -979,8 +991,11 @@ class SearchManyRequest(_message.Message):
     VECTORS_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     WHERE_EACH_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     index: _builtins.str
     """Required. Name of the index."""
+    client_id: _builtins.str
+    """As in SearchRequest."""
     @_builtins.property
     def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Query]:
         """1 to 1000 queries; queries × (k + offset) at most 100000. The hits of one answer have at most 256 MiB."""
@@ -1005,10 +1020,11 @@ class SearchManyRequest(_message.Message):
         vectors: _types_pb2.Matrix | None = ...,
         options: Global___SearchOptions | None = ...,
         where_each: _abc.Iterable[_types_pb2.Filter] | None = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "vectors", b"vectors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "options", b"options", "queries", b"queries", "vectors", b"vectors", "where_each", b"where_each"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "index", b"index", "options", b"options", "queries", b"queries", "vectors", b"vectors", "where_each", b"where_each"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1065,6 +1081,7 @@ class SearchManyResponse(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     MODES_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    QUERY_IDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the index that was searched."""
     sequence: _builtins.int
@@ -1081,6 +1098,10 @@ class SearchManyResponse(_message.Message):
     def coverage(self) -> Global___Coverage:
         """As in SearchResponse."""
 
+    @_builtins.property
+    def query_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One for each query, as in SearchResponse; none where the log of queries is off."""
+
     def __init__(
         self,
         *,
@@ -1089,10 +1110,11 @@ class SearchManyResponse(_message.Message):
         sequence: _builtins.int = ...,
         modes: _abc.Iterable[Global___Mode.ValueType] | None = ...,
         coverage: Global___Coverage | None = ...,
+        query_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "modes", b"modes", "results", b"results", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "modes", b"modes", "query_ids", b"query_ids", "results", b"results", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1958,3 +1980,61 @@ class StageTime(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StageTime: _TypeAlias = StageTime  # noqa: Y015
+
+@_typing.final
+class FeedbackRequest(_message.Message):
+    """Which hits of an answer helped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_ID_FIELD_NUMBER: _builtins.int
+    CLICKED_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    query_id: _builtins.str
+    """Required. `query_id` of the answer, at most a day old."""
+    @_builtins.property
+    def clicked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of hits that were opened or used, at most 100."""
+
+    @_builtins.property
+    def rejected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of hits that do not answer the query, at most 100, none of them in `clicked`. One of both must have an id. Each must be
+        among the first 100 hits of the answer.
+        """
+
+    def __init__(
+        self,
+        *,
+        query_id: _builtins.str = ...,
+        clicked: _abc.Iterable[_builtins.str] | None = ...,
+        rejected: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clicked", b"clicked", "query_id", b"query_id", "rejected", b"rejected"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeedbackRequest: _TypeAlias = FeedbackRequest  # noqa: Y015
+
+@_typing.final
+class FeedbackResponse(_message.Message):
+    """What was taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    events: _builtins.int
+    """Events that are to be written; one that was sent before is not among them, and counts once in any case."""
+    def __init__(
+        self,
+        *,
+        events: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeedbackResponse: _TypeAlias = FeedbackResponse  # noqa: Y015

@@ -81,6 +81,11 @@ class SearchServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_search__pb2.ScanRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_search__pb2.ScanResponse.FromString,
                 _registered_method=True)
+        self.Feedback = channel.unary_unary(
+                '/scannery.v1.SearchService/Feedback',
+                request_serializer=scannery_dot_v1_dot_search__pb2.FeedbackRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_search__pb2.FeedbackResponse.FromString,
+                _registered_method=True)
 
 
 class SearchServiceServicer(object):
@@ -150,6 +155,13 @@ class SearchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Feedback(self, request, context):
+        """Says which hits of an answer helped, and which did not. FAILED_PRECONDITION where the log of queries is off.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SearchServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -192,6 +204,11 @@ def add_SearchServiceServicer_to_server(servicer, server):
                     servicer.Scan,
                     request_deserializer=scannery_dot_v1_dot_search__pb2.ScanRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_search__pb2.ScanResponse.SerializeToString,
+            ),
+            'Feedback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Feedback,
+                    request_deserializer=scannery_dot_v1_dot_search__pb2.FeedbackRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_search__pb2.FeedbackResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -417,6 +434,33 @@ class SearchService(object):
             '/scannery.v1.SearchService/Scan',
             scannery_dot_v1_dot_search__pb2.ScanRequest.SerializeToString,
             scannery_dot_v1_dot_search__pb2.ScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feedback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.SearchService/Feedback',
+            scannery_dot_v1_dot_search__pb2.FeedbackRequest.SerializeToString,
+            scannery_dot_v1_dot_search__pb2.FeedbackResponse.FromString,
             options,
             channel_credentials,
             insecure,

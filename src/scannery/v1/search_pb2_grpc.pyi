@@ -58,6 +58,8 @@ class SearchServiceStub:
     """Describes the values of an attribute: distinct ones, least, greatest, quantiles."""
     Scan: _grpc.UnaryUnaryMultiCallable[_search_pb2.ScanRequest, _search_pb2.ScanResponse]
     """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
+    Feedback: _grpc.UnaryUnaryMultiCallable[_search_pb2.FeedbackRequest, _search_pb2.FeedbackResponse]
+    """Says which hits of an answer helped, and which did not. FAILED_PRECONDITION where the log of queries is off."""
 
 @_typing.type_check_only
 class SearchServiceAsyncStub(SearchServiceStub):
@@ -89,6 +91,8 @@ class SearchServiceAsyncStub(SearchServiceStub):
     """Describes the values of an attribute: distinct ones, least, greatest, quantiles."""
     Scan: _aio.UnaryUnaryMultiCallable[_search_pb2.ScanRequest, _search_pb2.ScanResponse]  # type: ignore[assignment]
     """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
+    Feedback: _aio.UnaryUnaryMultiCallable[_search_pb2.FeedbackRequest, _search_pb2.FeedbackResponse]  # type: ignore[assignment]
+    """Says which hits of an answer helped, and which did not. FAILED_PRECONDITION where the log of queries is off."""
 
 class SearchServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers queries. Every call sees one snapshot of one index.
@@ -165,5 +169,13 @@ class SearchServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_search_pb2.ScanResponse, _abc.Awaitable[_search_pb2.ScanResponse]]:
         """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
+
+    @_abc_1.abstractmethod
+    def Feedback(
+        self,
+        request: _search_pb2.FeedbackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_search_pb2.FeedbackResponse, _abc.Awaitable[_search_pb2.FeedbackResponse]]:
+        """Says which hits of an answer helped, and which did not. FAILED_PRECONDITION where the log of queries is off."""
 
 def add_SearchServiceServicer_to_server(servicer: SearchServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

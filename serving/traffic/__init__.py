@@ -1,0 +1,1 @@
+"""Ids of answers, feedback on them, and the log of a share of the queries."""

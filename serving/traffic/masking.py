@@ -1,0 +1,39 @@
+"""Texts of queries without what names a person or an account: e-mail addresses and long numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["MASK", "masked", "masked_values"]
+
+MASK = "#"
+MIN_LONG = 10**7
+"""Numbers of a filter from here on are masked: they are rather ids than years or prices."""
+
+# Both are linear in the length of the text: what may repeat is followed by what it cannot be.
+_ADDRESS = re.compile(r"[^\s@<>(),;:\"]{1,64}@[^\s@<>(),;:\"]{1,255}")
+# Nine digits and more, with single signs between them, as in numbers of telephones, cards and accounts; or seven in a
+# row. Dates have eight, with signs between them, and stay.
+_NUMBER = re.compile(r"\+?\d(?:[ ./()-]{0,2}\d){8,}|\d{7,}")
+
+
+def masked(text: str) -> str:
+    """Return a text with a mask in the place of each e-mail address and each long number.
+
+    >>> masked("invoice 4711 for ann@example.com, card 4111 1111 1111 1111, of 2026-11-29")
+    'invoice 4711 for #, card #, of 2026-11-29'
+    """
+    return _NUMBER.sub(MASK, _ADDRESS.sub(MASK, text))
+
+
+def masked_values(value: Any) -> Any:
+    """Return a JSON value in which the texts and long numbers are masked; its keys stay."""
+    if isinstance(value, dict):
+        return {key: masked_values(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [masked_values(each) for each in value]
+    if isinstance(value, str):
+        return masked(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return MASK if is_number and abs(value) >= MIN_LONG else value
