@@ -30,7 +30,7 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from scannery.indexer.kernels.fused import compiled
-from scannery.indexer.kernels.quantized_kernels import decode_row, is_beaten, quantize_query
+from scannery.indexer.kernels.quantized_kernels import decode_row, highest_score, is_beaten, quantize_query
 
 __all__ = [
     "AHEAD",
@@ -194,11 +194,13 @@ class _Sum:
 
 
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-AHEAD = 4
+AHEAD = 8
 """Number of rows by which fetching is ahead of scoring, for rows given by number: the processor cannot predict them."""
 MINUS_ZERO = np.uint64(0x80000000)
-WORTH = 8
-"""Rows for each of k hits from which on quantized vectors save time: of fewer, most are scored in full anyway."""
+SCANNED_ROWS = 1 << 12
+"""Rows of which a scan keeps the highest scores at once: they stay in the processor's second cache."""
+WORTH = 3
+"""Rows for each of k hits from which on quantized vectors save time: of fewer, many are scored in full anyway."""
 
 
 @partial(compiled, fastmath=False)
@@ -379,29 +381,151 @@ def nearest_rows(
 ) -> None:
     """Write the best rows for a query to `rows_K` and `scores_K`; -1 and minus infinity after the last.
 
-    Searched are the rows in `rows_R`; if that is empty, those of the mask; if that is empty too, all rows.
+    Searched are the rows in `rows_R`, in any order; if that is empty, those of the mask; if that is empty too, all.
     """
-    k = rows_K.shape[0]
-    by_number, by_mask = rows_R.shape[0] > 0, mask_N.shape[0] > 0
-    total, count = rows_R.shape[0] if by_number else max(vectors_ND.shape[0], quantized_NB.shape[0]), 0
+    k, by_number = rows_K.shape[0], rows_R.shape[0] > 0
+    total = rows_R.shape[0] if by_number else max(vectors_ND.shape[0], quantized_NB.shape[0])
     bounded = quantized_NB.shape[0] > 0 and total >= WORTH * k
     steps_D, facts_4 = quantize_query(query_D, bounded)
     buffer_1D = row_buffer(vectors_ND, query_D)
-    for position in range(total):
-        row = rows_R[position] if by_number else position
-        if by_number:
-            ahead = rows_R[min(position + AHEAD, total - 1)]
-            fetch_row(vectors_ND, quantized_NB, ahead, not bounded or count < k)
-        if by_mask and not mask_N[row]:
-            continue
-        if is_beaten(quantized_NB, row, steps_D, facts_4, squared, count, scores_K):
-            continue
-        value = row_score(vectors_ND, quantized_NB, row, query_D, squared, buffer_1D)
-        # Tested here, since it rejects most rows, and the call takes longer than the rest of the loop.
-        if count < k or (k > 0 and value >= scores_K[k - 1]):
-            count = insert(rows_K, scores_K, count, row, value, ranks_N)
+    listed_B = np.empty(0 if by_number else SCANNED_ROWS + 1, np.int64)
+    highest_B = np.empty(SCANNED_ROWS if bounded else 0, np.float64)
+    count = 0
+    for first in range(0, total if k > 0 else 0, SCANNED_ROWS):
+        stop = min(first + SCANNED_ROWS, total)
+        rows_B = rows_R[first:stop] if by_number else listed_B[: _list_rows(first, stop, mask_N, listed_B)]
+        if bounded:
+            count = _keep_best_bounded(
+                vectors_ND, quantized_NB, query_D, steps_D, facts_4, buffer_1D, squared, rows_B, ranks_N,
+                rows_K, scores_K, count, highest_B,
+            )  # fmt: skip
+        else:
+            count = _keep_best(
+                vectors_ND,
+                quantized_NB,
+                query_D,
+                buffer_1D,
+                squared,
+                rows_B,
+                ranks_N,
+                rows_K,
+                scores_K,
+                count,
+            )
     rows_K[count:] = -1
     scores_K[count:] = -np.float32(np.inf)
+
+
+@partial(compiled, fastmath=False)
+def _list_rows(first: int, stop: int, mask_N: np.ndarray, rows_R: np.ndarray) -> int:
+    """Write the rows from `first` to `stop` that a mask allows, all if it is empty, to `rows_R`; return their number.
+
+    Without a branch, which could not be predicted: `rows_R` has room for one row more.
+    """
+    count = 0
+    if mask_N.shape[0] == 0:
+        for row in range(first, stop):
+            rows_R[row - first] = row
+        return stop - first
+    for row in range(first, stop):
+        rows_R[count] = row
+        count += mask_N[row]
+    return count
+
+
+@partial(compiled, fastmath=False)
+def _keep_best(
+    vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
+    query_D: np.ndarray,
+    buffer_1D: np.ndarray,
+    squared: bool,
+    rows_R: np.ndarray,
+    ranks_N: np.ndarray,
+    rows_K: np.ndarray,
+    scores_K: np.ndarray,
+    count: int,
+) -> int:
+    """Insert rows into the `count` best rows so far, by their score; return the new number of rows."""
+    k, last = rows_K.shape[0], rows_R.shape[0] - 1
+    for position in range(rows_R.shape[0]):
+        fetch_row(vectors_ND, quantized_NB, rows_R[min(position + AHEAD, last)], True)
+        value = row_score(vectors_ND, quantized_NB, rows_R[position], query_D, squared, buffer_1D)
+        # Tested here, since it rejects most rows, and the call takes longer than the rest of the loop.
+        if count < k or value >= scores_K[k - 1]:
+            count = insert(rows_K, scores_K, count, rows_R[position], value, ranks_N)
+    return count
+
+
+@partial(compiled, fastmath=False)
+def _keep_best_bounded(
+    vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
+    query_D: np.ndarray,
+    steps_D: np.ndarray,
+    facts_4: np.ndarray,
+    buffer_1D: np.ndarray,
+    squared: bool,
+    rows_R: np.ndarray,
+    ranks_N: np.ndarray,
+    rows_K: np.ndarray,
+    scores_K: np.ndarray,
+    count: int,
+    highest_R: np.ndarray,
+) -> int:
+    """Do what `_keep_best` does, but score in full only rows whose quantized vectors do not exclude them.
+
+    First the highest score of each row is known, and only then is any row scored: hardly more than k are. If each were
+    scored as it comes, several times as many would be, each from memory that nothing fetched ahead.
+    """
+    k, last = rows_K.shape[0], rows_R.shape[0] - 1
+    for position in range(rows_R.shape[0]):
+        prefetch(quantized_NB, rows_R[min(position + AHEAD, last)])
+        highest_R[position] = highest_score(quantized_NB, rows_R[position], steps_D, facts_4, squared)
+    least = scores_K[k - 1]
+    if count < k:
+        least = _least_of_likely(
+            vectors_ND, quantized_NB, query_D, buffer_1D, squared, rows_R, highest_R, ranks_N, k
+        )
+    for position in range(rows_R.shape[0]):
+        if highest_R[position] < least:
+            continue
+        value = row_score(vectors_ND, quantized_NB, rows_R[position], query_D, squared, buffer_1D)
+        if value >= least:
+            count = insert(rows_K, scores_K, count, rows_R[position], value, ranks_N)
+            if count == k:
+                least = max(least, scores_K[k - 1])
+    return count
+
+
+@partial(compiled, fastmath=False)
+def _least_of_likely(
+    vectors_ND: np.ndarray,
+    quantized_NB: np.ndarray,
+    query_D: np.ndarray,
+    buffer_1D: np.ndarray,
+    squared: bool,
+    rows_R: np.ndarray,
+    highest_R: np.ndarray,
+    ranks_N: np.ndarray,
+    k: int,
+) -> np.float32:
+    """Return the least score of the k rows that are likely the best; minus infinity if there are fewer."""
+    rows_K, highest_K = np.empty(k, np.int64), np.empty(k, np.float32)
+    count = 0
+    for position in range(rows_R.shape[0]):
+        highest = np.float32(highest_R[position])
+        if count < k or highest >= highest_K[k - 1]:
+            count = insert(rows_K, highest_K, count, rows_R[position], highest, ranks_N)
+    for position in range(count):
+        fetch_row(vectors_ND, quantized_NB, rows_K[position], True)
+    least = np.float32(np.inf) if count == k else -np.float32(np.inf)
+    for position in range(count):
+        value = row_score(vectors_ND, quantized_NB, rows_K[position], query_D, squared, buffer_1D)
+        if not value > -np.float32(np.inf):  # also if it is not a number, which `min` would leave out
+            return -np.float32(np.inf)
+        least = min(least, value)
+    return least
 
 
 @partial(compiled, fastmath=False)

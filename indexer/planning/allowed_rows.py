@@ -175,6 +175,20 @@ class AllowedRows:
         numbers = 8 * min(self.count, int(NUMBERED * self._total))
         return numbers + leaves + (0 if self._mask_N is None else self._total)
 
+    def in_any_order(self) -> np.ndarray:
+        """Return what `numbers_or_mask` does, with the numbers in any order.
+
+        Those of a range are in the order of its values, where they stand already. To sort 4,000 of them, or to look for
+        them among ten times as many, takes a third of the time to score them.
+        """
+        if self._between is None or self.share > NUMBERED or "rows" in self.__dict__:
+            return self.numbers_or_mask()
+        rows: np.ndarray = self._between.rows.astype(np.int64)
+        if self._alive is not None:
+            rows = rows[self._alive.holds(rows)]
+        rows.setflags(write=False)
+        return rows
+
     def numbers_or_mask(self) -> np.ndarray:
         """Return the row numbers if they are at most NUMBERED of all rows, else the mask."""
         return self.rows if self._numbers_R is not None or self.share <= NUMBERED else self.mask_N

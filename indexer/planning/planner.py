@@ -287,7 +287,7 @@ def exact_found(
 ) -> SegmentHits:
     """Return the best k rows by scoring all rows, or all allowed ones; arguments as `exact_search`."""
     rows = vectors.rows if allowed is None else allowed.count
-    chosen = None if allowed is None else allowed.numbers_or_mask()
+    chosen = None if allowed is None else allowed.in_any_order()
     rows_QK, scores_QK = exact_search(vectors, queries_QD, k, distance, chosen, ranks_N)
     count = len(queries_QD)
     plan = "exact" if allowed is None else "exact_allowed"

@@ -187,7 +187,7 @@ def exact_search(
         queries_QD: float32, of length 1 for `cosine`.
         k: hits per query.
         distance: scores are inner products, or minus squared distances for `squared_l2`.
-        allowed: rows to search: bool (N,), or ascending row numbers; None: all.
+        allowed: rows to search: bool (N,), or row numbers, each once, in any order; None: all.
         ranks_N: of `Ties`; empty: equal scores are ordered by row number.
 
     Returns:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from scannery.indexer import AllowedRows, RowsBetween, ValueOrder
+from scannery.indexer.planning.allowed_rows import NUMBERED
 from scannery.indexer.planning.leaves import Leaves
 
 ROWS, LEAVES = 70_000, 60
@@ -52,6 +53,14 @@ def test_a_range_is_the_rows_at_its_positions(
     rows_R = np.flatnonzero(expected_N)
     assert (allowed.count, allowed.share) == (len(rows_R), len(rows_R) / ROWS)
     assert (allowed.mask_N == expected_N).all()
+    scored = allowed.in_any_order()
+    if scored.dtype == bool:
+        assert (len(rows_R) / ROWS > NUMBERED, (scored == expected_N).all()) == (True, True)
+    else:
+        in_order_R = order.rows_P[slice(*bounds)]
+        assert scored.tolist() == in_order_R[expected_N[in_order_R]].tolist(), (
+            "rows are looked for, or sorted"
+        )
     assert allowed.rows.tolist() == rows_R.tolist()
     some_RR = GENERATOR.integers(0, ROWS, (3, 50))
     assert (allowed.holds(some_RR) == expected_N[some_RR]).all()
