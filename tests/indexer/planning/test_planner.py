@@ -78,15 +78,16 @@ def test_a_filter_that_refuses_what_scann_proposes_is_not_asked_of_it_again(segm
 def test_a_scan_by_leaves_ends_early_and_finds_the_best(segment: Segment) -> None:
     assert segment.planner is not None
     vectors_ND = np.asarray(segment.searched_ND)
-    queries_QD = vectors_ND[:50]
+    # Of all leaves: neighbouring rows are of one, and which they are differs between builds, whose trees do.
+    queries_QD = vectors_ND[np.random.default_rng(1).choice(ROWS, 400, replace=False)]
     for largest in (True, False):
         allowed = side(segment, largest)
         scores_QN = np.where(allowed.mask_N, queries_QD @ vectors_ND.T, -np.inf)
         least_Q1 = np.sort(scores_QN, axis=1)[:, -10][:, None]
         found = [segment.planner.scan(query_D[None], 10, allowed, 0.95) for query_D in queries_QD]
         scores_QK = np.concatenate([each.scores_QK for each in found])
-        assert (scores_QK >= least_Q1 - 1e-4).mean() >= 0.94
-        assert np.mean([each.candidates_Q[0] for each in found]) < 0.7 * allowed.count
+        assert (scores_QK >= least_Q1 - 1e-4).mean() >= 0.95
+        assert np.mean([each.candidates_Q[0] for each in found]) < 0.3 * allowed.count
 
 
 @pytest.mark.system
