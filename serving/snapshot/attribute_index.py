@@ -132,6 +132,15 @@ def _folded(values: pa.StringArray) -> pa.StringArray:
 
 
 Operator = Literal["eq", "gt", "gte", "lt", "lte"]
+Side: TypeAlias = Literal["left", "right"]
+_SIDES: dict[Operator, tuple[Side, ...]] = {
+    "eq": ("left", "right"),
+    "gt": ("right",),
+    "gte": ("left",),
+    "lt": ("left",),
+    "lte": ("right",),
+}
+"""Sides of a value on which the range that an operator matches begins or ends among the distinct values."""
 ValueKind: TypeAlias = Literal["string", "int", "float", "bool", "timestamp", "geo", "other"]
 """Type of the values of a field; `other`: nested values, of which no more is known than that they are there."""
 
@@ -242,15 +251,13 @@ class AttributePostings(Field):
 
     def compare(self, operator: Operator, value: Any) -> RowSet:
         """As `Field.compare`."""
-        low, high = self._range_of(value)
-        start, stop = {
-            "eq": (low, high),
-            "gt": (high, len(self._values)),
-            "gte": (low, len(self._values)),
-            "lt": (0, low),
-            "lte": (0, high),
-        }[operator]
-        return self._rows_between(start, stop)
+        bounds = self._bounds(value, _SIDES[operator])
+        if operator == "eq":
+            return self._rows_between(*bounds)
+        [bound] = bounds
+        if operator in ("gt", "gte"):
+            return self._rows_between(bound, len(self._values))
+        return self._rows_between(0, bound)
 
     def has_all(self, values: Iterable[Any]) -> RowSet:
         """As `Field.has_all`."""
@@ -317,18 +324,17 @@ class AttributePostings(Field):
             values = pa.array(values).cast(self._type)
         return (ValueRuns(_kind_of(self._type), values, self._starts, self._rows_P),)
 
-    def _range_of(self, value: Any) -> tuple[int, int]:
-        """Return where a value begins and ends among the distinct values: the range has 1 value, or 0."""
+    def _bounds(self, value: Any, sides: Sequence[Side]) -> list[int]:
+        """Return how many of the distinct values are less than a value (`left`), or at most as great (`right`)."""
+        if not isinstance(self._values, np.ndarray):
+            number = int(self._postings.find_texts([value])[0])
+            return [number + (side == "right") if number >= 0 else -1 - number for side in sides]
         if pa.types.is_timestamp(self._type):
             value = _microseconds(value)
-        if isinstance(self._values, np.ndarray):
-            if pa.types.is_floating(self._type) and (near := float(value)) != value:  # between two floats
-                position = int(np.searchsorted(self._values, near, "left" if near > value else "right"))
-                return position, position
-            bounds = [int(np.searchsorted(self._values, value, side)) for side in ("left", "right")]
-            return bounds[0], bounds[1]
-        number = int(self._postings.find_texts([value])[0])
-        return (number, number + 1) if number >= 0 else (-1 - number, -1 - number)
+        elif pa.types.is_floating(self._type) and (near := float(value)) != value:  # between two floats
+            value, sides = near, ["left" if near > value else "right"] * len(sides)
+        # The method: NumPy's function takes twice as long to come to it as it takes to search.
+        return [int(self._values.searchsorted(value, side)) for side in sides]
 
 
 _EPOCH, _MICROSECOND = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc), dt.timedelta(microseconds=1)
