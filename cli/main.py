@@ -80,6 +80,10 @@ class _Commands(LazyGroup):
             f"{_COMMANDS}.evaluate:evaluate",
             "Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements.",
         ),
+        "log": LazyCommand(
+            f"{_COMMANDS}.log:log_app",
+            "Look at the log of queries and feedback, make judgements of it, hand it on, forget what is in it.",
+        ),
         "judge": LazyCommand(
             f"{_COMMANDS}.judge:judge",
             "Judge the hits of queries in a terminal: one key for each, saved at once, and continued where it stopped.",

@@ -17,6 +17,7 @@ from datetime import date, datetime, timezone
 
 from scannery.indexer.errors import AlreadyExistsError, CorruptError
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.traffic.texts import same_text
 
 __all__ = [
     "KEYS_FOLDER",
@@ -108,7 +109,7 @@ def text_asker(key: TrafficKey, client: str, text: str) -> str:
 
     Askers of a text can be counted over days, and nobody is followed from one text to the next.
     """
-    return _hash(key, b"asker", f"{' '.join(text.casefold().split())}\0{client}")
+    return _hash(key, b"asker", f"{same_text(text)}\0{client}")
 
 
 def _hash(key: TrafficKey, purpose: bytes, text: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["MASK", "masked", "masked_values"]
+__all__ = ["MASK", "logged_text", "masked", "masked_values"]
 
 MASK = "#"
+MAX_TEXT = 2000
+"""Characters of a text that are logged."""
 MIN_LONG = 10**7
 """Numbers of a filter from here on are masked: they are rather ids than years or prices."""
 
@@ -16,6 +18,11 @@ _ADDRESS = re.compile(r"[^\s@<>(),;:\"]{1,64}@[^\s@<>(),;:\"]{1,255}")
 # Nine digits and more, with single signs between them, as in numbers of telephones, cards and accounts; or seven in a
 # row. Dates have eight, with signs between them, and stay.
 _NUMBER = re.compile(r"\+?\d(?:[ ./()-]{0,2}\d){8,}|\d{7,}")
+
+
+def logged_text(text: str) -> str:
+    """Return a text as the log has it."""
+    return masked(text[:MAX_TEXT])
 
 
 def masked(text: str) -> str:

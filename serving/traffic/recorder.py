@@ -25,7 +25,7 @@ from scannery.serving.request.modes import WIRE_MODES
 from scannery.serving.request.query import vector_components
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.serving.traffic.masking import masked, masked_values
+from scannery.serving.traffic.masking import logged_text, masked_values
 from scannery.serving.traffic.query_ids import MAX_HITS, issued_id
 from scannery.serving.traffic.traffic_keys import TrafficKeys
 from scannery.v1 import search_pb2 as pb
@@ -36,8 +36,6 @@ _LOG = logging.getLogger(__name__)
 
 SearchAnswer: TypeAlias = pb.SearchResponse | pb.SearchManyResponse
 
-MAX_TEXT = 2000
-"""Characters of a text that are logged."""
 MAX_OPTIONS_BYTES = 4096
 """Longer options are not logged: a filter may be megabytes."""
 ROW_BYTES = 1000
@@ -128,7 +126,7 @@ class TrafficRecorder:
     ) -> LoggedQuery:
         config, now = self._config, datetime.now(timezone.utc)
         client = client_of(request.client_id if config.client_ids else "")
-        text = (query.text or query.words) if config.text else ""
+        text = logged_text(query.text or query.words) if config.text else ""
         if config.text and request.options.ByteSize() <= MAX_OPTIONS_BYTES:
             attributes |= masked_values(MessageToDict(request.options, preserving_proto_field_name=True))
         return LoggedQuery(
@@ -136,7 +134,7 @@ class TrafficRecorder:
             timestamp=now,
             client_id=client_hash(key, client, now.date()),
             asker=text_asker(key, client, text) if text else None,
-            user_query=masked(text[:MAX_TEXT]) if text else None,
+            user_query=text or None,
             query_response_hit_ids=hit_ids,
             scores=scores,
             query_attributes=json.dumps(attributes, ensure_ascii=False),
