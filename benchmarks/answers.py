@@ -1,10 +1,10 @@
 """What context and diversity do for a reader of hits, on judged collections.
 
-    python -m benchmarks.answers [--folder FOLDER] [--questions 200]
+    python -m benchmarks.answers [--folder FOLDER] [--questions 200] [xquad | podcasts | diversity ...]
 
-*Context*: questions of XQuAD-R whose answering sentence is known. The documents are the paragraphs, cut by the build. A
-question counts where the whole sentence is in the contexts of one answer within a budget of tokens: of hits alone, and
-of hits with the passages around them.
+*Context*: questions of XQuAD-R and of speakers in podcasts, whose answering sentence is known (`benchmarks.questions`).
+The documents are paragraphs and whole episodes, cut by the build. A question counts where the whole sentence is in the
+contexts of one answer within a budget of tokens: of hits alone, and of hits with the passages around them.
 
 *Diversity*: nDCG@10 beside two measures of breadth, at several values of `diversity` and with a quota. Each relevant
 passage has one subtopic. Cranfield and CISI, cut: the passages of judged documents, and their document as the subtopic.
@@ -19,7 +19,7 @@ Nothing is tuned on the judgements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -28,9 +28,10 @@ from typing import Any, Literal
 import numpy as np
 
 import scannery
-from benchmarks.collections import Collection, cisi, cranfield, xquad_articles, xquad_paragraphs
+from benchmarks.collections import Collection, cisi, cranfield, xquad_articles
 from benchmarks.harness import MINILM, environment, folder_of, options, table
 from benchmarks.quality import difference
+from benchmarks.questions import Answered, Question, podcasts, xquad
 from scannery.evaluation.measures import MAIN_MEASURE, measured_values, parse_measures
 from scannery.pipelines import build
 
@@ -49,18 +50,6 @@ DIVERSITIES = (0.0, 0.1, 0.2, 0.3, 0.5)
 
 
 @dataclass(frozen=True)
-class Question:
-    """A question, and the sentence of a document that answers it."""
-
-    text: str
-    document: str
-    start: int
-    """First character of the sentence in the document."""
-    end: int
-    """One past its last character."""
-
-
-@dataclass(frozen=True)
 class Topics:
     """Documents by id, and queries whose relevant passages have subtopics."""
 
@@ -74,46 +63,40 @@ class Topics:
 
 
 def main() -> None:
-    given = options(__doc__, folder=Path, questions=200)
+    cases = {"xquad": _xquad, "podcasts": _podcasts, "diversity": _diversity}
+    given = options(__doc__, cases=cases, folder=Path, questions=200)
     print(environment("sentence-transformers", "torch", "scann"), flush=True)
     with folder_of(given.folder) as folder:
-        _report_context(folder, given.questions)
-        _report_diversity(folder)
+        for name in given.cases:
+            print(f"## {name}\n", flush=True)
+            cases[name](folder / name, given.questions)
 
 
 # --- context
 
 
-def _report_context(folder: Path, count: int) -> None:
-    documents = {str(number): paragraph["context"] for number, paragraph in enumerate(xquad_paragraphs("en"))}
-    questions = list(answered_questions())
-    questions = questions[:: max(1, len(questions) // count)][:count]
+def _xquad(folder: Path, count: int) -> None:
+    _report_context(folder, xquad(), count)
+
+
+def _podcasts(folder: Path, count: int) -> None:
+    for name, has_questions in (("as said", True), ("without the questions", False)):
+        print(f"### {name}\n")
+        _report_context(folder / name.replace(" ", "-"), podcasts(has_questions=has_questions), count)
+
+
+def _report_context(folder: Path, answered: Answered, count: int) -> None:
+    questions = answered.questions[:: max(1, len(answered.questions) // count)][:count]
+    print(f"{len(questions)} questions, {len(answered.documents)} documents\n")
     rows = []
     for max_tokens in MAX_TOKENS:
-        index = _indexed(folder / f"context-{max_tokens}", documents, max_tokens)
+        index = _indexed(folder / f"context-{max_tokens}", answered.documents, max_tokens)
         for mode in MODES:
             for budget in BUDGETS:
                 shares = [_answered_share(index, questions, mode, context, budget) for context in CONTEXTS]
-                rows.append([max_tokens, mode, budget, *(f"{share:.3f}" for share in shares)])
-    print(f"{len(questions)} questions\n")
-    print(
-        table(
-            ["passages to", "mode", "budget", "hits alone", *(f"context={each}" for each in CONTEXTS[1:])],
-            rows,
-        ),
-        flush=True,
-    )
-
-
-def answered_questions() -> Iterator[Question]:
-    """Yield the questions of XQuAD-R whose answer is in one sentence."""
-    for number, paragraph in enumerate(xquad_paragraphs("en")):
-        for each in paragraph["qas"]:
-            answer = each["answers"][0]
-            first, end = answer["answer_start"], answer["answer_start"] + len(answer["text"])
-            for start, stop in paragraph["sentence_breaks"]:
-                if start <= first and end <= stop:
-                    yield Question(each["question"], str(number), start, stop)
+                rows.append([max_tokens, index.count(), mode, budget, *(f"{share:.3f}" for share in shares)])
+    contexts = [f"context={each}" for each in CONTEXTS[1:]]
+    print(table(["passages to", "passages", "mode", "budget", "hits alone", *contexts], rows), flush=True)
 
 
 def _answered_share(
@@ -144,7 +127,7 @@ def has_answer(hits: Sequence[scannery.Hit], question: Question) -> bool:
 # --- diversity
 
 
-def _report_diversity(folder: Path) -> None:
+def _diversity(folder: Path, _: int) -> None:
     searches: dict[str, dict[str, Any]] = {f"diversity {each:g}": {"diversity": each} for each in DIVERSITIES}
     searches["2 of a document"] = {"max_per_group": 2}
     rows = []
@@ -155,7 +138,7 @@ def _report_diversity(folder: Path) -> None:
             values = {
                 name: _measured(index, topics, passages, mode, search) for name, search in searches.items()
             }
-            base, *_ = values.values()
+            base = next(iter(values.values()))
             for name, (ndcg_Q, *breadth) in values.items():
                 loss = "" if ndcg_Q is base[0] else difference(ndcg_Q, base[0])
                 shown = [f"{each_Q.mean():.3f}" for each_Q in (ndcg_Q, *breadth)]

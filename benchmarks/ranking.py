@@ -8,8 +8,9 @@ the mean of two: the logarithm of the plays as a share of the greatest, and a de
 the rows.
 
 *Recall@10*: of the best ten by value of all allowed rows, by brute force; *of 100*: if the best hundred by score are
-ordered by value, as engines that rescore do. Then searches/s of one caller over gRPC, and the ratio to those by score
-alone with the same filter, in turns, medians.
+ordered by value, as engines that rescore do; *of Qdrant's*: if Qdrant's engine does that, by a formula over as many
+candidates of its own index, where `qdrant-edge-py` is installed. Then searches/s of one caller over gRPC, and the ratio
+to those by score alone with the same filter, in turns, medians.
 
 Shapes: N rows, Q queries, D dimensions.
 """
@@ -17,8 +18,11 @@ Shapes: N rows, Q queries, D dimensions.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +32,9 @@ from benchmarks.harness import environment, folder_of, in_turns, options, publis
 from scannery.indexer import Store, parse_spec
 
 __all__ = ["main"]
+
+Peer = Callable[[np.ndarray, float, int], set[int]]
+"""Returns the first K rows of a query, float32 (D,), by value with a weight, of those whose `at` is below a number."""
 
 PASSAGES, K, RESCORED = 39_133, 10, 100
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.5, 0.9)
@@ -86,7 +93,63 @@ def main() -> None:
                 columns=values,
                 queries_QD=real.asked_QD,
             )
-        _report(store, vectors_ND, real.held_QD[: given.queries], columns, given.seconds, given.rounds)
+        queries_QD = real.held_QD[: given.queries]
+        peer = qdrant(folder / "qdrant", vectors_ND, columns) if find_spec("qdrant_edge") else None
+        _report(store, vectors_ND, queries_QD, columns, given.seconds, given.rounds, peer)
+
+
+def qdrant(folder: Path, vectors_ND: np.ndarray, columns: dict[str, np.ndarray]) -> Peer:
+    """Return Qdrant's engine in this process with all rows, which it has in `folder`."""
+    import qdrant_edge as edge
+
+    if folder.exists():
+        shard = edge.EdgeShard.load(str(folder))
+    else:
+        folder.mkdir(parents=True)
+        config = edge.EdgeConfig(
+            vectors={"": edge.EdgeVectorParams(vectors_ND.shape[1], edge.Distance.Dot)},
+            hnsw_config=edge.HnswIndexConfig(16, 128, 10_000),
+        )
+        shard = edge.EdgeShard.create(str(folder), config)
+        times = np.datetime_as_string(columns["published"], timezone="UTC").tolist()
+        points = [
+            edge.Point(row, vector, {"plays": plays, "published": time, "at": at})
+            for row, (vector, plays, time, at) in enumerate(
+                zip(
+                    vectors_ND.tolist(), columns["plays"].tolist(), times, columns["at"].tolist(), strict=True
+                )
+            )
+        ]
+        for first in range(0, len(points), 1000):
+            shard.update(edge.UpdateOperation.upsert_points(points[first : first + 1000]))
+        shard.update(edge.UpdateOperation.create_field_index("at", edge.PayloadSchemaType.Integer))
+        shard.optimize()
+    of, greatest = edge.Expression, signals(columns)[1]
+    origin = of.Datetime(ORIGIN.isoformat())
+    age = of.Decay(edge.DecayKind.Exp, of.DatetimeKey("published"), origin, 0.5, 90 * 86400.0)
+    plays = of.Ln(of.Sum([of.Constant(1.0), of.Variable("plays")]))
+
+    def ask(query_D: np.ndarray, weight: float, allowed: int) -> set[int]:
+        signal = of.Sum([of.Mult([of.Constant(1 / greatest), plays]), age])
+        value = [
+            of.Mult([of.Constant(1 - weight), of.Variable("$score")]),
+            of.Mult([of.Constant(weight / 2), signal]),
+        ]
+        is_allowed: Any = None
+        if allowed < len(vectors_ND):
+            condition = edge.FieldCondition("at", range=edge.RangeFloat(lt=float(allowed)))
+            is_allowed = edge.Filter(must=[condition])
+        candidates = edge.Prefetch(
+            limit=RESCORED,
+            query=edge.Query.Nearest(query_D.tolist()),
+            params=edge.SearchParams(hnsw_ef=RESCORED),
+            filter=is_allowed,
+        )
+        formula = edge.Formula(of.Sum(value))
+        hits = shard.query(edge.QueryRequest(limit=K, query=formula, prefetches=[candidates]))
+        return {hit.id for hit in hits}
+
+    return ask
 
 
 def _report(
@@ -96,6 +159,7 @@ def _report(
     columns: dict[str, np.ndarray],
     seconds: float,
     rounds: int,
+    peer: Peer | None,
 ) -> None:
     signal_N, greatest = signals(columns)
     scores_QN = queries_QD @ vectors_ND.T
@@ -111,7 +175,10 @@ def _report(
             for weight in WEIGHTS:
                 ranking = expression(weight, greatest)
                 values_QN = np.where(is_allowed_N, (1 - weight) * scores_QN + weight * signal_N, -np.inf)
-                recall, rescored = _recalls(index, queries_QD, ranking, where, by_score_QN, values_QN)
+                recalls = _recalls(index, queries_QD, ranking, where, by_score_QN, values_QN)
+                if peer is not None:
+                    hits = [peer(query_D, weight, allowed) for query_D in queries_QD]
+                    recalls.append(_recall(hits, values_QN))
 
                 def plain(number: int, where: object = where) -> object:
                     return index.search(queries_QD[number % len(queries_QD)], K, where=where, fields=["id"])  # type: ignore[arg-type]  # a filter
@@ -128,8 +195,10 @@ def _report(
                 pairs = zip(turns["plain"], turns["ranked"], strict=True)
                 ratio = median(after / before for before, after in pairs)
                 rate = median(turns["ranked"])
-                rows.append([share, weight, recall, rescored, f"{rate:,.0f}", f"{ratio:.2f}"])
-    print(table(["allowed", "w", "recall@10", "of 100", "searches/s", "beside score alone"], rows))
+                shown = [f"{recall:.3f}" for recall in recalls]
+                rows.append([share, weight, *shown, f"{rate:,.0f}", f"{ratio:.2f}"])
+    peers = [] if peer is None else ["of Qdrant's"]
+    print(table(["allowed", "w", "recall@10", "of 100", *peers, "searches/s", "beside score alone"], rows))
 
 
 def _recalls(
@@ -139,18 +208,23 @@ def _recalls(
     where: object,
     by_score_QN: np.ndarray,
     values_QN: np.ndarray,
-) -> tuple[str, str]:
+) -> list[float]:
     """Return the recall of searches with a ranking, and that of the best hundred by score in the same order."""
     answers = index.search_many(queries_QD, K, where=where, ranking=ranking, fields=["id"])  # type: ignore[arg-type]  # a filter
-    recalls, rescored = [], []
-    for hits, scores_N, values_N in zip(answers, by_score_QN, values_QN, strict=True):
-        assert hits.unseen_bound is None
-        best = _best(values_N, K)
+    assert all(hits.unseen_bound is None for hits in answers)
+    rescored = []
+    for scores_N, values_N in zip(by_score_QN, values_QN, strict=True):
         first = _best(scores_N, RESCORED)
-        recalls.append(len(best & {int(hit.id[1:]) for hit in hits}) / max(1, len(best)))
-        among_first_N = np.where(np.isin(np.arange(len(values_N)), list(first)), values_N, -np.inf)
-        rescored.append(len(best & _best(among_first_N, K)) / max(1, len(best)))
-    return f"{np.mean(recalls):.3f}", f"{np.mean(rescored):.3f}"
+        rescored.append(_best(np.where(np.isin(np.arange(len(values_N)), list(first)), values_N, -np.inf), K))
+    found = [{int(hit.id[1:]) for hit in hits} for hits in answers]
+    return [_recall(found, values_QN), _recall(rescored, values_QN)]
+
+
+def _recall(hits: Sequence[set[int]], values_QN: np.ndarray) -> float:
+    """Return the mean recall of the hits of each query."""
+    best = [_best(values_N, K) for values_N in values_QN]
+    pairs = zip(hits, best, strict=True)
+    return float(np.mean([len(rows & wanted) / max(1, len(wanted)) for rows, wanted in pairs]))
 
 
 def _best(values_N: np.ndarray, count: int) -> set[int]:
