@@ -249,7 +249,10 @@ def test_passages_without_offsets_are_in_the_order_of_their_ids(tmp_path: Path, 
 
 def test_passages_that_a_build_cut(tmp_path: Path) -> None:
     """What is written later is beside what was built, and deleted passages are gone."""
-    text = "\n\n".join(f"Part {number}. " + " ".join(WORDS[number : number + 20]) for number in range(12))
+    # Offsets count characters, also those of four bytes and two units of UTF-16.
+    text = "\n\n".join(
+        f"🌋 Part {number}. " + " 𠮷".join(WORDS[number : number + 20]) for number in range(12)
+    )
     spec = {
         "index": "books", "source": {"id": "id", "text": "text", "chunk": {"max_tokens": 40, "overlap_tokens": 8}},
         "encoder": {"model": MINILM}, "lexical": True,
@@ -262,7 +265,12 @@ def test_passages_that_a_build_cut(tmp_path: Path) -> None:
         assert hit.context is not None
         assert hit.context.text == text and (hit.context.start, hit.context.end) == (0, len(text))
         ids = hit.context.ids
-        assert len(ids) > 8 and sorted(ids) == sorted(point.id for point in index.scan())
+        points = list(index.scan())
+        assert len(ids) > 8 and sorted(ids) == sorted(point.id for point in points)
+        assert all(text[point.text_start : point.text_end] == point.text for point in points)
+        for near in index.search("w3 w9", 20, context=1):
+            if near.context is not None and near.context.text:
+                assert near.context.text == text[near.context.start : near.context.end]
         index.upsert([{"id": "short", "text": "Nothing but this."}])
         [hit] = index.search("nothing but this", 1, context=3)
         assert hit.context is not None and (hit.context.text, hit.context.ids) == (
