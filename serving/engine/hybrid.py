@@ -222,9 +222,9 @@ def fused_scores(
     """
     dense_R = vector_scale(fusion, 0.0)(by_vector_R).values(by_vector_R)
     lexical_R = words_scale(by_words_R).values(by_words_R)
-    # A row without a vector is behind all that have one.
-    dense_R = np.nan_to_num(dense_R, nan=min(0.0, float(np.nanmin(dense_R, initial=0.0))))
-    scores_R: np.ndarray = fusion.alpha * dense_R + (1 - fusion.alpha) * np.nan_to_num(lexical_R, nan=0.0)
+    # A row without a vector counts as one at place 200, whose value is 0: its score must not depend on other rows.
+    dense_R, lexical_R = np.nan_to_num(dense_R, nan=0.0), np.nan_to_num(lexical_R, nan=0.0)
+    scores_R: np.ndarray = fusion.alpha * dense_R + (1 - fusion.alpha) * lexical_R
     return scores_R.astype(np.float32)
 
 

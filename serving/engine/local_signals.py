@@ -8,17 +8,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scannery.indexer import WeightedTerms
 from scannery.indexer.tuning.score_fusion import Scale
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.segment_search import AllowedSegment, PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import EMPTY, Ranking, concatenated
+from scannery.serving.request.options import Options
 from scannery.serving.request.ranking import RankingOption
 from scannery.serving.snapshot.signal_table import Signals
 
-__all__ = ["LocalSignalRows", "SignalBounds", "search_time_s"]
+if TYPE_CHECKING:
+    from scannery.serving.engine.row_source import RankedCandidates
+
+__all__ = ["LocalSignalRows", "SignalBounds", "scores_rows", "search_time_s"]
 
 TYPICAL_SCORES = (0.0, 1.0)
 FEW_ROWS = 1 << 12
@@ -43,6 +49,19 @@ class SignalBounds:
     """Scale of the expression."""
 
 
+def scores_rows(options: Options, candidates: RankedCandidates, query: int) -> bool:
+    """Return whether any row has a score by itself for a query, which in a fused order must not depend on others."""
+    if options.mode == "lexical":
+        return True
+    if len(options.vectors) != 1 or options.inner_product:
+        return False
+    if options.mode == "dense":
+        return True
+    is_scaled = options.fusion.scales is not None and 0 < options.fusion.alpha < 1
+    # Sparse vectors have no scale of the index.
+    return is_scaled and isinstance(candidates.words_of(query), WeightedTerms)
+
+
 def search_time_s(option: RankingOption) -> float:
     """Return the time of a search, seconds since 1970: the same for a while, so that signals are computed once."""
     step_s = max(1.0, option.program.step_s)
@@ -60,7 +79,7 @@ class LocalSignalRows:
         assert option is not None
         self._snapshot = snapshot
         self._batch, self._candidates = batch, candidates
-        self._scores_rows = prepared.options.scores_rows
+        self._options = prepared.options
         self._signals = Signals(option.program, now_s, snapshot.manifest.spec, snapshot.masks, TYPICAL_SCORES)
         self._allowed: Sequence[AllowedSegment] = prepared.allowed(snapshot, batch.deadline)
 
@@ -79,7 +98,7 @@ class LocalSignalRows:
     def above(self, query: int, bounds: SignalBounds) -> tuple[Ranking, float]:
         """As `SignalRows.above`."""
         numbers_R, rows_R, bounds_R = self._rows_above(bounds)
-        if not self._scores_rows:
+        if not scores_rows(self._options, self._candidates, query):
             return EMPTY, float(bounds_R.max(initial=-np.inf))
         if len(rows_R) <= bounds.limit:
             return self._candidates.scored(query, numbers_R, rows_R, bounds.below), -np.inf

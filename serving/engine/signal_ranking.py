@@ -25,7 +25,7 @@ from scannery.indexer.ranking.expression import LIMIT
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale
 from scannery.serving.engine.hybrid import keys_of
 from scannery.serving.engine.lexical import Words
-from scannery.serving.engine.local_signals import SignalBounds
+from scannery.serving.engine.local_signals import SignalBounds, scores_rows
 from scannery.serving.engine.relevance import HitRelevance
 from scannery.serving.engine.row_source import RankedCandidates, SignalRows
 from scannery.serving.engine.segment_search import QueryBatch
@@ -86,7 +86,7 @@ class SignalRankedCandidates:
 
     def _best(self, query: int, hits: int) -> Ranking:
         # Deeper rows of a fused order have scores that were moved below the first ones, by as much as depends on these.
-        is_fused = self._options.mode == "hybrid" and self._options.scores_rows
+        is_fused = self._options.mode == "hybrid" and scores_rows(self._options, self._candidates, query)
         depth, limit = FUSED_ROWS if is_fused else max(FIRST_ROWS, 2 * hits), FIRST_SIGNAL_ROWS
         scale = self._scale(query)
         while True:

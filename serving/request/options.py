@@ -252,14 +252,6 @@ class Options:
         return self if self.text_mode is None else self.by_mode.get(self.text_mode, self)
 
     @property
-    def scores_rows(self) -> bool:
-        """Whether any row has a score by itself: in a fused order, it must not depend on other rows."""
-        if self.mode == "lexical":
-            return True
-        is_scaled = self.fusion.scales is not None and 0 < self.fusion.alpha < 1
-        return len(self.vectors) == 1 and not self.inner_product and (is_scaled or self.mode == "dense")
-
-    @property
     def cost_class(self) -> CostClass:
         """The estimated cost of a search with these options, which a filter raises."""
         if self.mode != "dense" or self.rerank is not None or self.explain:

@@ -333,6 +333,7 @@ def _leaf_words(words: Words) -> pb.LeafWords:
         weights=words.weights.values(),
         average_length=words.average_length,
         average_document_length=words.average_document_length,
+        highest_score=words.highest_score,
     )
 
 

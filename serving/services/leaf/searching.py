@@ -203,8 +203,15 @@ def _of_query(message: pb.LeafWords, path: str) -> Words:
         raise InvalidRequestError.at(
             f"{path}.average_document_length", f"must be at least 0, got {message.average_document_length:g}"
         )
+    if not (np.isfinite(message.highest_score) and message.highest_score >= 0):
+        raise InvalidRequestError.at(
+            f"{path}.highest_score", f"must be at least 0, got {message.highest_score:g}"
+        )
     return WeightedTerms(
-        weights, message.average_length, average_document_length=message.average_document_length
+        weights,
+        message.average_length,
+        message.highest_score,
+        average_document_length=message.average_document_length,
     )
 
 

@@ -318,10 +318,15 @@ class LeafWords(_message.Message):
     AVERAGE_LENGTH_FIELD_NUMBER: _builtins.int
     SPARSE_VECTOR_FIELD_NUMBER: _builtins.int
     AVERAGE_DOCUMENT_LENGTH_FIELD_NUMBER: _builtins.int
+    HIGHEST_SCORE_FIELD_NUMBER: _builtins.int
     average_length: _builtins.float
     """Mean number of words of a datapoint, over all groups."""
     average_document_length: _builtins.float
     """Mean number of words of a document, over all groups; 0: datapoints are scored by their own words alone."""
+    highest_score: _builtins.float
+    """Score that rows approach which have all words of the query often, as on the root: where a score by words counts 1
+    is a share of it.
+    """
     @_builtins.property
     def terms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """In the order in which the scores are added up; patterns as `ExpandedWord.pattern` has are scored as one term."""
@@ -342,10 +347,11 @@ class LeafWords(_message.Message):
         average_length: _builtins.float = ...,
         sparse_vector: _types_pb2.SparseVector | None = ...,
         average_document_length: _builtins.float = ...,
+        highest_score: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sparse_vector", b"sparse_vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_document_length", b"average_document_length", "average_length", b"average_length", "sparse_vector", b"sparse_vector", "terms", b"terms", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_document_length", b"average_document_length", "average_length", b"average_length", "highest_score", b"highest_score", "sparse_vector", b"sparse_vector", "terms", b"terms", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda r: r.words[0].weights.__setitem__(1, 0.0), "words[0].weights", "must be above 0"),
     (lambda r: r.words[0].weights.__setitem__(1, np.inf), "words[0].weights", "must be above 0"),
     (lambda r: setattr(r.words[0], "average_length", 0.0), "words[0].average_length", "must be above 0"),
+    (lambda r: setattr(r.words[0], "highest_score", -1.0), "words[0].highest_score", "must be at least 0"),
     (lambda r: r.words[0].sparse_vector.indices.append(1), "words[0].terms", "must have 0 items, got 2"),
     (lambda r: r.words[1].sparse_vector.SetInParent(), "words[1].sparse_vector", "must have 1 to"),
     (lambda r: setattr(r, "group_by", "colour"), "group_by", "colour"),
