@@ -96,6 +96,13 @@ class _Commands(LazyGroup):
             f"{_COMMANDS}.compare:compare",
             "Compare answers that another system gave with those of an index, and both with an exact search.",
         ),
+        "train": LazyCommand(
+            f"{_COMMANDS}.models.train:train",
+            "Fit a ranker to judged queries, compare it with what an index returns today, and register it.",
+        ),
+        "model": LazyCommand(
+            f"{_COMMANDS}.models.group:model_app", "List, evaluate, promote and roll back models."
+        ),
         "serve": LazyCommand(
             f"{_COMMANDS}.serve:serve",
             "Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart.",

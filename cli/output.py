@@ -110,6 +110,7 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         scores["vector_scores"] = hit.vector_scores
     snippet = {} if hit.snippet is None else {"snippet": _snippet_json(hit.snippet)}
     context = {} if hit.context is None else {"context": _context_json(hit.context)}
+    features = {"features": hit.features} if hit.features else {}
     return {
         "id": hit.id,
         "document_id": hit.document_id,
@@ -118,6 +119,7 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         **group,
         **snippet,
         **context,
+        **features,
     }
 
 
@@ -172,6 +174,10 @@ def print_explanation(explanation: Explanation) -> None:
     if (ranking := explanation.ranking) is not None:
         stopped = "" if ranking.unseen_bound is None else f"; no other is above {ranking.unseen_bound:.3f}"
         typer.echo(f"  ordered by {ranking.expression}, computed for {ranking.rows} datapoints{stopped}")
+    if (ranker := explanation.ranker) is not None:
+        typer.echo(f"  ordered by {ranker.model}")
+        for name, weight in ranker.weights.items():
+            typer.echo(f"    {weight:+.3f} × {name}")
     if explanation.phrases:
         typer.echo(f"  all hits have {', '.join(explanation.phrases)}")
     for plan in explanation.segments:

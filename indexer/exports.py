@@ -84,7 +84,7 @@ from scannery.indexer.lexical.expansion import (
 )
 from scannery.indexer.lexical.phrases import Phrase, PhraseFinder
 from scannery.indexer.lexical.synonyms import Synonyms
-from scannery.indexer.lexical.word_index import WordIndex, WordSearch
+from scannery.indexer.lexical.word_index import WordIndex, WordMatches, WordSearch
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import (
@@ -252,6 +252,7 @@ __all__ = [
     "VerifyReport",
     "WeightedTerms",
     "WordIndex",
+    "WordMatches",
     "WordSearch",
     "added_memory",
     "alter_index",

@@ -27,6 +27,7 @@ __all__ = [
     "FusionWeight",
     "Manifest",
     "ModelCurve",
+    "Ranker",
     "Recall",
     "Relevance",
     "RelevanceCurve",
@@ -365,6 +366,29 @@ class Relevance(_Record):
         return self.model_copy(update={"curves": curves, "modes": measured})
 
 
+class Ranker(_Record):
+    """An order of hybrid hits that was learned from judged queries: a weight of dense search, and a linear ranker."""
+
+    model: str
+    """Version of the model in the registry: `NAME@N`."""
+    former: tuple[str, ...] = ()
+    """Models that ordered hits before it, the latest one last; empty: the measured weight did."""
+    alpha: Annotated[float, Field(ge=0, le=1)]
+    """Weight of dense search, which chooses the candidates."""
+    scales: FusionScales
+    """Scales of the scores among the features."""
+    weights: dict[str, float] = {}
+    """Weights of the features that order candidates, by name (indexer/ranking/features.py); empty: fused scores do."""
+    curve: RelevanceCurve | None = None
+    """Curve of the relevance of hits in this order; None: they have none."""
+    queries: Annotated[int, Field(ge=1)]
+    """Number of judged queries."""
+    encoder: str | None = None
+    """Digest of the encoder of the version that it was learned on."""
+    lexical_rules: dict[str, Any] = {}
+    """Rules of the analyser of that version."""
+
+
 class VectorsInfo(_Record):
     """The vectors of one name."""
 
@@ -420,6 +444,8 @@ class Manifest(_Record):
     """Default weights of hybrid search; None: not measured, both rankings count the same."""
     relevance: Relevance | None = None
     """Curves of the relevance of hits; None: not measured."""
+    ranker: Ranker | None = None
+    """Learned order of hybrid hits; None: that of the fused scores."""
     statistics: dict[str, Any] = {}
     """Counts and measurements of the build."""
 

@@ -17,6 +17,7 @@ from tests.data import ROOT
 
 ROOMS = (
     "bridges", "cli", "client", "embed", "evaluation", "indexer", "live", "pipelines", "runtime", "serving",
+    "training",
 )  # fmt: skip
 MAX_MODULES = 20
 """In a folder: more of them are rooms in one room."""
@@ -32,6 +33,7 @@ MAY_IMPORT = {
     "pipelines": {"embed", "indexer", "runtime"},
     "evaluation": {"indexer", "pipelines"},
     "client": {"runtime", "v1"},
+    "training": {"client", "evaluation", "indexer", "pipelines", "runtime"},
     "bridges": {"cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1", "vertex"},
     "cli": {*(set(ROOMS) - {"bridges"}), "v1"},
 }  # fmt: skip

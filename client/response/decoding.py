@@ -27,6 +27,7 @@ from scannery.client.response.results import (
     Explanation,
     Hit,
     Hits,
+    RankerPlan,
     RankingPlan,
     ScanPage,
     SegmentPlan,
@@ -271,6 +272,9 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
         expanded_words={each.word: each.pattern for each in message.expanded_words},
         phrases=tuple(message.phrases),
         ranking=_ranking_plan(message.ranking) if message.HasField("ranking") else None,
+        ranker=RankerPlan(model=message.ranker.model, weights=dict(sorted(message.ranker.weights.items())))
+        if message.HasField("ranker")
+        else None,
     )
 
 
@@ -379,6 +383,7 @@ _CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),  # `dict` takes thrice as long
     "group": ("group", parse_value),
     "context": ("context", _context),
+    "features": ("features", lambda features: dict(sorted(features.values.items()))),
 }
 """Fields of the wire that are not taken as they are: what they are called here, and how they become that."""
 

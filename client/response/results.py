@@ -192,7 +192,7 @@ class Hit(Datapoint):
 
     score: float
     """Bigger is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. Lexical: BM25.
-    Hybrid: what `fusion` makes of both."""
+    Hybrid: what `fusion` makes of both, or the sum of the features by the weights of a learned ranker."""
     dense_score: float | None = None
     """Hybrid: the score by vector, if that side found it."""
     lexical_score: float | None = None
@@ -209,6 +209,8 @@ class Hit(Datapoint):
     """What `max_per_group` grouped by."""
     snippet: Snippet | None = None
     """Snippet, with `highlight`: the best sentence, and the words that match."""
+    features: dict[str, float] = field(default_factory=dict)
+    """Features by name, with `explain`: what a learned ranker knows of a hybrid hit among the first 200."""
     context: Context | None = None
     """Context, with `context` or `token_budget`: the passages around the hit."""
     vector_scores: dict[str, float] = field(default_factory=dict)
@@ -239,6 +241,16 @@ class SegmentPlan:
     earlier releases. Of a batch, that of all queries with the same filter, like the next one."""
     measured_us: float = 0.0
     """Processor time of the search of the segment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankerPlan:
+    """How hybrid hits were ordered by a learned ranker."""
+
+    model: str
+    """Version of the model, `NAME@N`."""
+    weights: dict[str, float]
+    """Weights of the features, whose sum is the score; empty: the model is a weight of dense search alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +291,8 @@ class Explanation:
     `volc*` are all that begin so, `artifci~2` all with at most two letters of difference, `a|b` either."""
     ranking: RankingPlan | None = None
     """How the hits were ordered by a ranking expression; None: by score."""
+    ranker: RankerPlan | None = None
+    """How the hits were ordered by a learned ranker; None: by the fused scores."""
     phrases: tuple[str, ...] = ()
     """Phrases in quotes that all hits have; without those that no datapoint has, which are not required."""
 

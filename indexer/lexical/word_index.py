@@ -13,9 +13,10 @@ Shapes: N rows of a segment, L documents of a segment, U documents of the index,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -40,7 +41,15 @@ from scannery.indexer.lexical.bm25 import (
 from scannery.indexer.lexical.expansion import WeightedTerms
 from scannery.indexer.planning.allowed_rows import AllowedRows
 
-__all__ = ["DocumentNumbers", "DocumentWords", "SegmentWords", "WordIndex", "WordSearch", "warm_up"]
+__all__ = [
+    "DocumentNumbers",
+    "DocumentWords",
+    "SegmentWords",
+    "WordIndex",
+    "WordMatches",
+    "WordSearch",
+    "warm_up",
+]
 
 _NO_ROWS = np.empty(0, np.int64)
 
@@ -143,10 +152,12 @@ class _Documents:
                 here, there = part.local.shared_with(earlier.local)
                 part.numbers_L[here] = earlier.numbers_L[there]
             total += len(part.local)
-        self._parts, self._lengths_U = parts, np.zeros(total, np.int64)
+        self._parts = parts
+        self.lengths_U = np.zeros(total, np.int64)
+        """Number of words in the live rows of each document."""
         for part in parts:
-            self._lengths_U[part.numbers_L] += part.lengths()
-        self.with_words = int(np.count_nonzero(self._lengths_U))
+            self.lengths_U[part.numbers_L] += part.lengths()
+        self.with_words = int(np.count_nonzero(self.lengths_U))
         """Number of documents that have words."""
 
     def scores(self, terms: Sequence[MatchingTerms], words: WeightedTerms) -> list[DocumentScores]:
@@ -159,9 +170,37 @@ class _Documents:
         """
         from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
 
-        counts_U, found_U = np.zeros(len(self._lengths_U), np.int32), np.empty(len(self._lengths_U), np.int32)
-        scores_U = np.zeros(len(self._lengths_U), np.float64)
+        scores_U = np.zeros(len(self.lengths_U), np.float64)
         base, slope = K1 * (1 - B), K1 * B / words.average_document_length
+        for weight, found_M, counts_U in self._counted(terms, words):
+            fused.add_document_scores(
+                found_M, len(found_M), self.lengths_U, weight, base, slope, counts_U, scores_U
+            )
+        return [
+            DocumentScores(
+                scores_U, part.numbers_L, part.local.of_rows_N, part.local.rows_N, part.local.starts_L
+            )
+            for part in self._parts
+        ]
+
+    def matched_weights(self, terms: Sequence[MatchingTerms], words: WeightedTerms) -> np.ndarray:
+        """Return the sum of the weights of the terms that each document has, float64 (U,); arguments as of `scores`."""
+        weights_U = np.zeros(len(self.lengths_U), np.float64)
+        for weight, found_M, counts_U in self._counted(terms, words):
+            weights_U[found_M[counts_U[found_M] > 0]] += weight
+            counts_U[found_M] = 0
+        return weights_U
+
+    def _counted(
+        self, terms: Sequence[MatchingTerms], words: WeightedTerms
+    ) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
+        """Yield for each term its weight, the documents that may have it, and its counts in all documents, both int32.
+
+        A document whose rows with the term are deleted has the count 0. The caller sets the counts back to 0.
+        """
+        from scannery.indexer.kernels import fused
+
+        counts_U, found_U = np.zeros(len(self.lengths_U), np.int32), np.empty(len(self.lengths_U), np.int32)
         parts = [
             (part, _lists(part.documents, each), _lists(part.rows, each) if len(part.deleted) else {})
             for part, each in zip(self._parts, terms, strict=True)
@@ -179,13 +218,7 @@ class _Documents:
                     fused.take_row_counts(
                         *row_lists[position], part.deleted, part.local.of_rows_N, part.numbers_L, counts_U
                     )
-            fused.add_document_scores(found_U, hits, self._lengths_U, weight, base, slope, counts_U, scores_U)
-        return [
-            DocumentScores(
-                scores_U, part.numbers_L, part.local.of_rows_N, part.local.rows_N, part.local.starts_L
-            )
-            for part in self._parts
-        ]
+            yield weight, found_U[:hits], counts_U
 
 
 def _lists(postings: Postings, terms: MatchingTerms) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -196,6 +229,17 @@ def _lists(postings: Postings, terms: MatchingTerms) -> dict[int, tuple[np.ndarr
         position: (rows_P[start:end], counts_P[start:end])
         for position, (start, end) in zip(terms.positions_Q.tolist(), bounds, strict=True)
     }
+
+
+class WordMatches(NamedTuple):
+    """What rows have of the words of a query in their documents; in themselves, if these have no words of their own."""
+
+    documents_R: np.ndarray
+    """Numbers that rows of the same document share, int64."""
+    coverage_R: np.ndarray
+    """Share of the weights of the query's terms that each document has, float64."""
+    words_R: np.ndarray
+    """Number of words of each document, int64."""
 
 
 class WordIndex:
@@ -221,25 +265,20 @@ class WordIndex:
 
     def search(self, words: WeightedTerms) -> WordSearch:
         """Return the search by the words of a query."""
-        terms = [matching_terms(segment.postings, words.weights) for segment in self._segments]
-        documents: Sequence[DocumentScores | None] = [None] * len(terms)
-        if words.average_document_length and self._documents is not None:
-            documents = self._documents.scores(terms, words)
-        return WordSearch(self._segments, terms, words.average_length, documents)
+        return WordSearch(self._segments, words, self._documents if words.average_document_length else None)
 
 
 class WordSearch:
     """A search by the words of a query."""
 
     def __init__(
-        self,
-        segments: Sequence[SegmentWords],
-        terms: Sequence[MatchingTerms],
-        average_length: float,
-        documents: Sequence[DocumentScores | None],
+        self, segments: Sequence[SegmentWords], words: WeightedTerms, documents: _Documents | None
     ) -> None:
-        self._segments, self._terms, self._average_length = segments, terms, average_length
-        self._documents = documents
+        self._segments, self._words, self._documents = segments, words, documents
+        self._terms = [matching_terms(segment.postings, words.weights) for segment in segments]
+        self._scores: Sequence[DocumentScores | None] = [None] * len(segments)
+        if documents is not None:
+            self._scores = documents.scores(self._terms, words)
 
     def best(
         self, number: int, limit: int, allowed: AllowedRows | None = None
@@ -253,7 +292,43 @@ class WordSearch:
 
         """
         postings, terms = self._segments[number].postings, self._terms[number]
-        return best_rows(postings, terms, self._average_length, limit, allowed, self._documents[number])
+        return best_rows(postings, terms, self._words.average_length, limit, allowed, self._scores[number])
+
+    def matches(self, numbers_R: np.ndarray, rows_R: np.ndarray) -> WordMatches:
+        """Return what rows have of the words of the query.
+
+        Args:
+            numbers_R: number of the segment of each row, int64.
+            rows_R: the row in that segment, int64.
+
+        """
+        whole = sum(self._words.weights.values()) or 1.0
+        if self._documents is None:
+            weights_R, words_R = self._matches_of_rows(numbers_R, rows_R)
+            return WordMatches(np.arange(len(rows_R)), weights_R / whole, words_R)
+        weights_U = self._documents.matched_weights(self._terms, self._words)
+        documents_R = np.empty(len(rows_R), np.int64)
+        for number in np.unique(numbers_R).tolist():
+            is_here_R, scores = numbers_R == number, self._scores[number]
+            assert scores is not None
+            documents_R[is_here_R] = scores.numbers_of(rows_R[is_here_R])
+        return WordMatches(
+            documents_R, weights_U[documents_R] / whole, self._documents.lengths_U[documents_R]
+        )
+
+    def _matches_of_rows(self, numbers_R: np.ndarray, rows_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the weights of the terms that rows have, float64 (R,), and their numbers of words, int64 (R,)."""
+        weights_Q = [*self._words.weights.values()]
+        weights_R, words_R = np.zeros(len(rows_R)), np.empty(len(rows_R), np.int64)
+        for number in np.unique(numbers_R).tolist():
+            is_here_R = numbers_R == number
+            postings, rows_H = self._segments[number].postings, rows_R[is_here_R]
+            words_R[is_here_R] = postings.lengths_N[rows_H]
+            for position, (rows_P, _) in _lists(postings, self._terms[number]).items():
+                # A term of the segment has at least one row.
+                places_H = np.minimum(np.searchsorted(rows_P, rows_H), len(rows_P) - 1)
+                weights_R[is_here_R] += weights_Q[position] * (rows_P[places_H] == rows_H)
+        return weights_R, words_R
 
 
 @lru_cache(maxsize=1)

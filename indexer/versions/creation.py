@@ -13,7 +13,7 @@ from typing import Any
 
 from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFoundError, ReplacedError
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
-from scannery.indexer.manifest import Manifest, Recall, Relevance, VectorsInfo, stored_vectors
+from scannery.indexer.manifest import Manifest, Ranker, Recall, Relevance, VectorsInfo, stored_vectors
 from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
@@ -27,6 +27,7 @@ __all__ = [
     "create_index",
     "given_vectors",
     "keeps_compounds",
+    "rank_index",
     "with_analyser",
 ]
 
@@ -197,6 +198,34 @@ def calibrate_index(store: Store, searched: Manifest, relevance: Relevance) -> M
         )
 
     return _published(store, searched.index, calibrated)
+
+
+def rank_index(store: Store, index: str, change: Callable[[Manifest], Ranker | None]) -> Manifest:
+    """Publish a version whose hybrid hits have another learned order, and return its manifest.
+
+    No vector, word or file is touched.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        change: returns the new ranker for the current version; called again if another version was published meanwhile.
+            None: the fused scores order hits. Its errors end the call.
+
+    Raises:
+        NotFoundError, CorruptError, FormatError, AlreadyExistsError: as `alter_index`.
+
+    """
+
+    def ranked(parent: Manifest) -> Manifest:
+        ranker = change(parent)
+        if ranker == parent.ranker:
+            return parent
+        statistics = {"mode": "rank", "builds": parent.builds}
+        return parent.model_copy(
+            update={"parent": parent.version, "ranker": ranker, "statistics": statistics}
+        )
+
+    return _published(store, index, ranked)
 
 
 def _published(store: Store, index: str, change: Callable[[Manifest], Manifest]) -> Manifest:

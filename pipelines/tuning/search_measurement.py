@@ -19,6 +19,7 @@ from scannery.indexer.manifest import (
     FusionWeight,
     Manifest,
     ModelCurve,
+    Ranker,
     Relevance,
     RelevanceCurve,
     SegmentEntry,
@@ -97,7 +98,8 @@ def with_measured_search(
         new = _measured(manifest, store, encoders, holding, kept, missing)
         if new is not None and (new.has_questions or not measured.has_questions):
             measured = new
-    return manifest.model_copy(update=measured._asdict())
+    ranker = None if parent is None or not _is_alike(parent.ranker, manifest) else parent.ranker
+    return manifest.model_copy(update={**measured._asdict(), "ranker": ranker})
 
 
 def _of_parent(parent: Manifest | None, manifest: Manifest, digests: Mapping[str, str | None]) -> _Measured:
@@ -158,7 +160,7 @@ def _missing_models(measured: _Measured, digests: Mapping[str, str | None]) -> d
     return {key: digest for key, digest in digests.items() if digest is not None and key not in models}
 
 
-def _is_alike(previous: FusionWeight | Relevance | None, manifest: Manifest) -> bool:
+def _is_alike(previous: FusionWeight | Relevance | Ranker | None, manifest: Manifest) -> bool:
     return previous is not None and _identity(manifest) == (previous.encoder, previous.lexical_rules)
 
 

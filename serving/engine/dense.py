@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 
 from scannery.indexer import AllowedRows
+from scannery.indexer.ranking.features import RowFeatures
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, ScaleOf
 from scannery.serving.engine.hybrid import (
     DenseRankings,
@@ -373,13 +374,29 @@ class Candidates:
         if self._options.mode == "dense":
             ranking = Ranking(numbers_R, rows_R, by_vector_R).at(~np.isnan(by_vector_R))
             return with_scores(ranking, 0, len(self._options.vectors.names))
-        by_words = self._by_words_alone(query, numbers_R, rows_R)
-        lexical_R = np.full(len(keys_R), np.nan, np.float32)
-        lexical_R[np.searchsorted(keys_R, keys_of(by_words))] = by_words.scores
+        lexical_R = self._word_scores(query, keys_R)
         scores_R = fused_scores(by_vector_R, lexical_R, self._options.fusion, self._word_scale(query))
         scores_R = np.minimum(scores_R, np.nextafter(np.float32(below), np.float32(-np.inf)))
         ranking = Ranking(numbers_R, rows_R, scores_R, dense=by_vector_R, lexical=lexical_R)
         return ranking.at(~(np.isnan(by_vector_R) & np.isnan(lexical_R)))
+
+    def row_features(self, query: int, keys_R: np.ndarray) -> RowFeatures:
+        """Return what rows have for a learned ranker, in mode hybrid by one vector and by words.
+
+        Args:
+            query: its number.
+            keys_R: the rows, as `keys_in` returns them.
+
+        """
+        matches = self.words.matches(query, *places_of(keys_R))
+        return RowFeatures(self.dense.scores(query, 0, keys_R), self._word_scores(query, keys_R), *matches)
+
+    def _word_scores(self, query: int, keys_R: np.ndarray) -> np.ndarray:
+        """Return the scores by words of rows, as `keys_in` returns them: float32 (R,), NaN where a row has none."""
+        by_words = self._by_words_alone(query, *places_of(keys_R))
+        scores_R = np.full(len(keys_R), np.nan, np.float32)
+        scores_R[np.searchsorted(keys_R, keys_of(by_words))] = by_words.scores
+        return scores_R
 
     def _by_words_alone(self, query: int, numbers_R: np.ndarray, rows_R: np.ndarray) -> Ranking:
         """Return those of some rows, sorted by segment and row, that have words of a query, with their scores."""

@@ -37,6 +37,7 @@ from scannery.serving.request.modes import Fusion
 __all__ = [
     "RANK_CONSTANT",
     "DenseRankings",
+    "followed",
     "fuse",
     "fused_scores",
     "fusion_depth",
@@ -128,7 +129,7 @@ def fuse(
         blocks.append(_fused(dense, lexical, depth, fusion, segments, words_scale))
     if lexical is not None and fusion.alpha in (0, 1):
         blocks = [*(_of_one(block, fusion.alpha) for block in blocks), *blocks]
-    return reduce(partial(_followed, segments=segments), blocks)
+    return reduce(partial(followed, segments=segments), blocks)
 
 
 def _of_one(fused: Ranking, alpha: float) -> Ranking:
@@ -137,7 +138,7 @@ def _of_one(fused: Ranking, alpha: float) -> Ranking:
     return fused if scores is None else fused.at(~np.isnan(scores))
 
 
-def _followed(first: Ranking, deeper: Ranking, segments: Sequence[Rows]) -> Ranking:
+def followed(first: Ranking, deeper: Ranking, segments: Sequence[Rows]) -> Ranking:
     """Return a ranking, and after it the other rows of a deeper one, whose scores are moved below the last one."""
     following = deeper.at(~np.isin(keys_of(deeper), keys_of(first)))
     if not len(following) or not len(first):

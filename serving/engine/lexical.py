@@ -26,6 +26,8 @@ from scannery.indexer import (
     Synonyms,
     WeightedTerms,
     WordIndex,
+    WordMatches,
+    WordSearch,
     analyser_of,
     score_sparse,
     weighted_terms,
@@ -116,6 +118,7 @@ class LexicalSearch:
     def __init__(self, snapshot: Snapshot, words: Sequence[Words], mode: str) -> None:
         self._snapshot = snapshot
         self._words = list(words)
+        self._searches: dict[int, WordSearch] = {}
         by_words = any(isinstance(each, WeightedTerms) for each in words)
         self._index = word_index(snapshot, mode) if by_words else None
         check_not_cold(snapshot.manifest.index, snapshot.segments, mode)  # which lack sparse vectors, too
@@ -138,10 +141,30 @@ class LexicalSearch:
             return self._best_sparse(words, allowed, limit)
         if not words.weights:
             return EMPTY
-        assert self._index is not None
-        search = self._index.search(words)
+        search = self._search(query)
         parts = [(number, *search.best(number, limit, rows)) for number, rows in allowed]
         return best(parts, limit, self._snapshot.segments)
+
+    def matches(self, query: int, numbers_R: np.ndarray, rows_R: np.ndarray) -> WordMatches:
+        """Return what rows have of the words of a query, which has no sparse vector.
+
+        Args:
+            query: its number.
+            numbers_R: number of the segment of each row, int64.
+            rows_R: the row in that segment, int64.
+
+        """
+        return self._search(query).matches(numbers_R, rows_R)
+
+    def _search(self, query: int) -> WordSearch:
+        """Return the search by the words of a query, made once."""
+        search = self._searches.get(query)
+        if search is None:
+            words = self._words[query]
+            assert isinstance(words, WeightedTerms)
+            assert self._index is not None
+            search = self._searches[query] = self._index.search(words)
+        return search
 
     def best_score(self, query: int) -> float:
         """Return the score of the best row for a query without a filter; minus infinity if there is none."""

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from scannery.indexer import CorpusStatistics, Segment
+from scannery.indexer.ranking.features import RowFeatures
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import Words
@@ -30,7 +31,7 @@ from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking, Rows
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["LocalRows", "RankedCandidates", "RowSource"]
+__all__ = ["FusedCandidates", "LocalRows", "RankedCandidates", "RowSource"]
 
 
 class RankedCandidates(Protocol):
@@ -51,6 +52,16 @@ class RankedCandidates(Protocol):
 
     def words_of(self, query: int) -> Words:
         """Return what a query, by its number, is searched by in modes lexical and hybrid."""
+
+
+class FusedCandidates(RankedCandidates, Protocol):
+    """The same, for a learned ranker where they are those of hybrid search by one vector and by words."""
+
+    def row_features(self, query: int, keys_R: np.ndarray) -> RowFeatures | None:
+        """Return what some of the rows that `best` returned, as `keys_in` returns them, have for a ranker.
+
+        None: it is not known, so the fused order stays.
+        """
 
 
 class SignalRows(Protocol):
@@ -77,7 +88,7 @@ class RowSource(ABC):
     """Where rows lie, by the numbers in `Ranking.segments`."""
 
     @abstractmethod
-    def candidates(self, prepared: PreparedSearch, batch: QueryBatch) -> RankedCandidates:
+    def candidates(self, prepared: PreparedSearch, batch: QueryBatch) -> FusedCandidates:
         """Return the candidates of the queries of a batch; raises what `search` does."""
 
     @abstractmethod

@@ -36,12 +36,15 @@ from typing import Any
 import numpy as np
 
 from scannery.indexer import SegmentEntry, search_ready
+from scannery.indexer.manifest import Ranker
+from scannery.indexer.ranking.features import FEATURES
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.context import contexts
 from scannery.serving.engine.diversity import diversified
 from scannery.serving.engine.highlighter import Highlighter
 from scannery.serving.engine.hydrator import WrittenHits
+from scannery.serving.engine.learned_ranking import LearnedCandidates
 from scannery.serving.engine.query_vectors import named_rows
 from scannery.serving.engine.relevance import HitRelevance, with_rerank_relevance
 from scannery.serving.engine.row_source import LocalRows, RankedCandidates, RowSource
@@ -60,6 +63,8 @@ from scannery.v1.search_pb2 import (
     Explanation,
     Fusion,
     Hit,
+    HitFeatures,
+    RankerPlan,
     RankingPlan,
     SearchResponse,
     SegmentPlan,
@@ -141,6 +146,7 @@ def explanation(
         ],
         phrases=stats.phrases.get(path, ()),
         ranking=_ranking_plan(stats, path),
+        ranker=_ranker_plan(options.ranker),
         **_targets(snapshot, options),
     )
 
@@ -150,6 +156,14 @@ def _ranking_plan(stats: QueryStats, path: str) -> RankingPlan | None:
         return None
     expression, rows, bound = stats.rankings[path]
     return RankingPlan(expression=expression, rows=rows, unseen_bound=bound)
+
+
+def _ranker_plan(ranker: Ranker | None) -> RankerPlan | None:
+    return (
+        RankerPlan(model=ranker.model, weights=ranker.weights)
+        if ranker is not None and ranker.model
+        else None
+    )
 
 
 def _targets(snapshot: Snapshot, options: Options) -> dict[str, Any]:
@@ -299,7 +313,7 @@ def search(
             if serialized is not None:
                 return serialized
         rankings = _rank(prepared, batch, rows)
-    elif prepared.options.by_mode:
+    elif prepared.options.differ:
         rankings = _rank_apart(prepared, batch, rows, [prepared.where] * len(batch.queries))
     else:
         rankings = _rank(prepared, batch, rows)
@@ -313,6 +327,8 @@ def search(
         with batch.stats.stage("context"):
             around = contexts(rows, rankings, prepared.options.context, batch.snapshot, batch.deadline)
             serialized = serialized.with_field(Hit.CONTEXT_FIELD_NUMBER, around)
+    if prepared.options.explain and any(ranking.features is not None for ranking in rankings):
+        serialized = serialized.with_field(Hit.FEATURES_FIELD_NUMBER, [_features(each) for each in rankings])
     notes = [_note(ranking, prepared.options) for ranking in rankings]
     if not any(notes):
         return serialized
@@ -326,6 +342,18 @@ def _note(ranking: Ranking, options: Options) -> bytes:
         return b""
     note = SearchResponse(nothing_relevant=nothing_relevant, unseen_bound=ranking.unseen_bound)
     return note.SerializeToString()
+
+
+def _features(ranking: Ranking) -> list[bytes]:
+    """Return the features of each hit of a query, serialised; empty: it was not ordered by a ranker."""
+    if ranking.features is None:
+        return [b""] * len(ranking)
+    return [
+        b""
+        if np.isnan(values_F).any()
+        else HitFeatures(values=dict(zip(FEATURES, values_F.tolist(), strict=True))).SerializeToString()
+        for values_F in ranking.features
+    ]
 
 
 def _search_one_segment(
@@ -361,12 +389,13 @@ def _rank_apart(
     prepared: PreparedSearch, batch: QueryBatch, rows: RowSource, filters: Sequence[Node | None]
 ) -> list[Ranking]:
     """Return the hits of each query; those that share a filter and a mode are searched together."""
-    groups: dict[tuple[Node | None, Mode], tuple[Options, list[int]]] = {}
+    groups: dict[tuple[Node | None, Mode, bool], tuple[Options, list[int]]] = {}
     for number, (node, query) in enumerate(zip(filters, batch.queries, strict=True)):
         options = prepared.options.of(query)
-        groups.setdefault((node, options.mode), (options, []))[1].append(number)
+        kind = (node, options.mode, options.ranker is not None)
+        groups.setdefault(kind, (options, []))[1].append(number)
     rankings: dict[int, Ranking] = {}
-    for (node, _), (options, group) in groups.items():
+    for (node, *_), (options, group) in groups.items():
         part = _prepared_as(prepared, batch.snapshot, options, node)
         queries, paths = zip(*((batch.queries[n], batch.paths[n]) for n in group), strict=True)
         ranked = _rank(part, replace(batch, queries=queries, paths=paths), rows)
@@ -390,7 +419,10 @@ def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[
     if options.rerank is not None:
         return _reranked(prepared, options.rerank, batch, rows)
     relevance = HitRelevance(options, batch)
-    candidates: RankedCandidates = rows.candidates(prepared, batch)
+    fused = rows.candidates(prepared, batch)
+    candidates: RankedCandidates = fused
+    if options.ranker is not None:
+        candidates = LearnedCandidates(fused, options.ranker, rows.segments)
     if options.ranking is not None:
         signals = rows.signal_rows(prepared, batch, candidates)
         candidates = SignalRankedCandidates(candidates, signals, rows.segments, options, relevance, batch)

@@ -59,6 +59,8 @@ class Ranking:
     """The probability that a hit answers the question, float32 (H,); None: the hits of the query have none."""
     base: np.ndarray | None = None
     """Scores before a ranking expression, float32 (H,), while `scores` are its values."""
+    features: np.ndarray | None = None
+    """Features for a learned ranker, float64 (H, F), NaN of rows that it did not order; None: they are not shown."""
     unseen_bound: float | None = None
     """Value that no row which was not read is above, where a search by a ranking expression stopped early."""
 
@@ -72,6 +74,7 @@ class Ranking:
         "by_vector",
         "relevance",
         "base",
+        "features",
     )
 
     def __len__(self) -> int:
@@ -89,6 +92,7 @@ class Ranking:
             None if self.by_vector is None else self.by_vector[selection],
             None if self.relevance is None else self.relevance[selection],
             None if self.base is None else self.base[selection],
+            None if self.features is None else self.features[selection],
             self.unseen_bound,
         )
 

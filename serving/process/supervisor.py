@@ -342,8 +342,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             self._context,
             core=own_core(slot, self._context.workers),
             slot=slot,
-            # With a thousand indexes it takes 1 % of a core, which is a fifth of what a worker takes while nobody asks.
-            publish=partial(self._slots.write, slot) if self._config.metrics_listen else None,
+            publish=partial(self._slots.write, slot),
             counted=self._slots.read(slot),
         )
 

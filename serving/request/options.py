@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from scannery.indexer import NO_EXPANSION, Expansion, IndexSpec, Manifest, SearchSettings
-from scannery.indexer.manifest import RERANK, ModelCurve, RelevanceCurve
+from scannery.indexer.manifest import RERANK, ModelCurve, Ranker, RelevanceCurve
 from scannery.indexer.tuning.settings_choice import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
@@ -40,6 +40,7 @@ from scannery.serving.request.query import (
     check_within,
     parse_vectors,
 )
+from scannery.serving.request.ranker import ranker_of
 from scannery.serving.request.ranking import RankingOption, parse_ranking
 from scannery.serving.request.relevance import curve_of, parse_min_relevance, without_relevance
 from scannery.v1 import search_pb2 as pb
@@ -192,6 +193,10 @@ class Options:
     fusion: Fusion = DEFAULT_FUSION
     expansion: Expansion = NO_EXPANSION
     """Which words of texts stand for others, too."""
+    ranker: Ranker | None = None
+    """Learned order of hybrid hits of questions; None: they are in the order of the fused scores."""
+    fused: Options | None = None
+    """Options without the ranker, for queries that are no questions; None: there is none."""
     ranking: RankingOption | None = None
     """What hits are ordered by; None: their scores."""
     rerank: Rerank | None = None
@@ -223,21 +228,39 @@ class Options:
         if not step:
             return self
         by_mode = {mode: each.raised(step, default_target) for mode, each in self.by_mode.items()}
+        fused = None if self.fused is None else self.fused.raised(step, default_target)
         if not self.holds_recall:
-            return replace(self, by_mode=by_mode) if by_mode else self
+            return replace(self, by_mode=by_mode, fused=fused) if by_mode or fused else self
         requested = self.target_recall or default_target
         target = raised_target(requested, step)
         return replace(
             self,
             by_mode=by_mode,
+            fused=fused,
             target_recall=target,
             exact=target >= 1,
             recall_step=step,
             asked_recall=requested,
         )
 
+    @property
+    def variants(self) -> list[Options]:
+        """These options, and those of all kinds of queries."""
+        modes = [self, *self.by_mode.values()]
+        return modes + [each.fused for each in modes if each.fused is not None]
+
+    @property
+    def differ(self) -> bool:
+        """Whether queries of different kinds have different options."""
+        return bool(self.by_mode) or self.fused is not None
+
     def of(self, query: Query) -> Options:
-        """Return the options of a query: where the request names no mode, those with the mode of its kind."""
+        """Return the options of a query: with the mode of its kind, and without a ranker if it is no question."""
+        options = self._of_kind(query)
+        is_question = isinstance(query, (ByText, WithWords))
+        return options if options.fused is None or is_question else options.fused
+
+    def _of_kind(self, query: Query) -> Options:
         if not self.by_mode:
             return self
         if isinstance(query, ByText):
@@ -338,11 +361,12 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     )
     if mode is None:
         by_mode: dict[Mode, Options] = {
-            mode: _with_curve(replace(options, mode=mode), manifest) for mode in ("lexical", "hybrid")
+            mode: _of_version(replace(options, mode=mode), message, manifest)
+            for mode in ("lexical", "hybrid")
         }
         text_mode = text_mode_of(message, spec, vectors, has_words=has_words) if vectors else "lexical"
         options = replace(options, text_mode=text_mode, by_mode=by_mode)
-    options = _with_curve(options, manifest)
+    options = _of_version(options, message, manifest)
     some_curve = any(each.curve is not None for each in (options, *options.by_mode.values()))
     reranked = options.rerank is not None and options.rerank.relevance is not None
     if options.min_relevance is not None and not some_curve and not reranked:
@@ -350,12 +374,23 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     return options
 
 
-def _with_curve(options: Options, manifest: Manifest) -> Options:
-    """Return the options of one mode with the curve of the relevance of their hits."""
+def _of_version(options: Options, message: pb.SearchOptions, manifest: Manifest) -> Options:
+    """Return the options of one mode with what the version has learned: the ranker, and the curve of the relevance."""
     curve, reason = curve_of(
         manifest, options.mode, options.vectors, options.fusion, inner_product=options.inner_product
     )
-    return replace(options, curve=curve, no_curve=reason)
+    options = replace(options, curve=curve, no_curve=reason)
+    ranker = ranker_of(message, options.mode, options.vectors, options.fusion, options.curve, manifest)
+    if ranker is None:
+        return options
+    return replace(
+        options,
+        ranker=ranker,
+        fused=options,
+        fusion=replace(options.fusion, alpha=ranker.alpha, scales=ranker.scales),
+        curve=ranker.curve,
+        no_curve="" if ranker.curve is not None else f"hits in the order of {ranker.model} have no relevance",
+    )
 
 
 def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fields:

@@ -182,7 +182,7 @@ class Snapshot:
                 for kept in (self._parsed, self._options, self._plans):
                     kept.clear()
             self._options[step, key] = options
-            for each in (options, *options.by_mode.values()):
+            for each in options.variants:
                 self._plans[id(each)] = (each, None)
         return options
 

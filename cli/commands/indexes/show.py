@@ -89,6 +89,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.spec.lexical:
         yield "words", _words_text(manifest.spec.lexical)
         yield "search", _search_text(manifest)
+    if (ranker := manifest.ranker) is not None:
+        yield "order", f"{ranker.model}, fitted to {ranker.queries:,} judged queries"
     if manifest.relevance is not None:
         yield "relevance", _relevance_text(manifest.relevance)
     recall = manifest.recall
@@ -319,6 +321,7 @@ _MADE_BY = {
     "create": "create_index, without datapoints",
     "alter": "alter, of the version before",
     "calibrate": "calibrate, of the version before",
+    "rank": "a model that orders hits, over the version before",
     "compact": "compaction",
     "replace": "contents that replaced all datapoints (isCompleteOverwrite)",
 }

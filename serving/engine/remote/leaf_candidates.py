@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from scannery.indexer import CorpusCounts
+from scannery.indexer.ranking.features import RowFeatures
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, ScaleOf, lexical_scale
 from scannery.serving import limits
 from scannery.serving.contract import LEAF_SEARCH
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["KeptCounts", "LeafCandidates"]
 
 
+GROUP_BITS = 40
+"""Bits of a number before which that of the group stands: above those of the documents of a group."""
 MAX_INLINE = 50
 """Most rows of a query whose datapoints come with the candidates: otherwise those of the hits are read afterwards."""
 
@@ -59,6 +62,8 @@ class LeafCandidates:
         mode, chosen = self._options.mode, self._options.vectors
         self.total = 0
         """Rows that the filter allows, as of the last answers."""
+        self._features: dict[int, tuple[np.ndarray, RowFeatures]] = {}
+        """Rows of the last answers to each query, as `keys_in` returns them, and their features."""
         self._query_vectors: AskedVectors | None = None
         self._asked_words: Sequence[Words] = ()
         self._words: Sequence[pb.LeafWords] = ()
@@ -119,6 +124,13 @@ class LeafCandidates:
     def words_of(self, query: int) -> Words:
         """As `RankedCandidates.words_of`."""
         return self._asked_words[query]
+
+    def row_features(self, query: int, keys_R: np.ndarray) -> RowFeatures | None:
+        """As `FusedCandidates.row_features`; None: some leaf is of a release that does not know features."""
+        if query not in self._features:
+            return None
+        keys_A, features = self._features[query]
+        return features.at(np.searchsorted(keys_A, keys_R))
 
     def _ranked(self, candidates: _GroupCandidates, limit: int) -> Ranking:
         options = self._options
@@ -201,6 +213,9 @@ class LeafCandidates:
             [ranking] = merge(parts, 1, depth, tables)
             return ranking
 
+        parts = [(group, numbers[group], result) for group, result in results.items() if result.ids]
+        if self._template.features and parts and all(result.features for _, _, result in parts):
+            self._features[query] = _features_of(parts)
         columns = [] if self._query_vectors is None else self._query_vectors.columns(query)
         by_vector = [
             (column, merged((group, result.by_vector[column]) for group, result in results.items()))
@@ -266,7 +281,12 @@ class LeafCandidates:
                 message.fusion.alpha = options.fusion.alpha
         scales = self._fused and self._where is not None and options.fusion.scales_queries
         return pb.LeafSearchRequest(
-            at=rows.reader.at, options=message, group_by=options.group_by or "", scales=scales, now_s=now_s
+            at=rows.reader.at,
+            options=message,
+            group_by=options.group_by or "",
+            scales=scales,
+            now_s=now_s,
+            features=options.ranker is not None,
         )
 
 
@@ -297,6 +317,20 @@ class _GroupCandidates:
         order_A = np.argsort(keys_A)
         scores_U: np.ndarray = scores_AS[order_A[np.searchsorted(keys_A, keys_U, sorter=order_A)], column]
         return scores_U
+
+
+def _features_of(parts: Sequence[tuple[int, np.ndarray, pb.LeafFound]]) -> tuple[np.ndarray, RowFeatures]:
+    """Return the rows that groups found, as `keys_in` returns them, and their features."""
+    keys, tables = [], []
+    for group, numbers_R, result in parts:
+        keys.append(keys_of(Ranking(np.full(len(numbers_R), group), numbers_R, EMPTY.scores)))
+        table_RC = np.frombuffer(result.features, "<f8").reshape(len(numbers_R), -1)
+        rows = RowFeatures.of(table_RC)
+        # Numbers of documents are those of a group, whose shards have all rows of a document.
+        tables.append(replace(rows, documents_H=rows.documents_H + (group << GROUP_BITS)).table())
+    keys_A = np.concatenate(keys)
+    order_A = np.argsort(keys_A)
+    return keys_A[order_A], RowFeatures.of(np.concatenate(tables)[order_A])
 
 
 def _few(responses: Iterable[pb.LeafSearchResponse]) -> list[int]:

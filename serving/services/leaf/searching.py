@@ -264,6 +264,9 @@ def search_response(
             if request.above:
                 continue
             _put_rankings(answer, ranking, search)
+            if request.features and isinstance(candidates.words_of(number), WeightedTerms):
+                features = candidates.row_features(number, ranking.keys_U)
+                answer.features = features.table().astype("<f8").tobytes()
             if len(search.options.vectors) > 1 and search.vectors is not None:
                 answer.scores = _scores(candidates, number, ranking, len(search.options.vectors))
         if request.scales and search.parsed.where is not None:

@@ -169,6 +169,7 @@ class LeafSearchRequest(_message.Message):
     DATAPOINTS_FIELD_NUMBER: _builtins.int
     SCALES_FIELD_NUMBER: _builtins.int
     NOW_S_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     ABOVE_FIELD_NUMBER: _builtins.int
     queries: _builtins.int
     """Number of queries."""
@@ -182,6 +183,8 @@ class LeafSearchRequest(_message.Message):
     """Also return the scores without the filter that the scales of fusion need."""
     now_s: _builtins.float
     """With `options.ranking`: the time of the search, seconds since 1970."""
+    features: _builtins.bool
+    """HYBRID: also return what a learned ranker knows of each row."""
     @_builtins.property
     def at(self) -> Global___At:
         """The state to read."""
@@ -217,11 +220,12 @@ class LeafSearchRequest(_message.Message):
         datapoints: _builtins.bool = ...,
         scales: _builtins.bool = ...,
         now_s: _builtins.float = ...,
+        features: _builtins.bool = ...,
         above: _abc.Iterable[Global___LeafSignalBounds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "at", b"at", "datapoints", b"datapoints", "group_by", b"group_by", "now_s", b"now_s", "options", b"options", "queries", b"queries", "scales", b"scales", "vectors", b"vectors", "wanted", b"wanted", "words", b"words"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "at", b"at", "datapoints", b"datapoints", "features", b"features", "group_by", b"group_by", "now_s", b"now_s", "options", b"options", "queries", b"queries", "scales", b"scales", "vectors", b"vectors", "wanted", b"wanted", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -414,6 +418,7 @@ class LeafFound(_message.Message):
     ABOVE_BY_VECTOR_FIELD_NUMBER: _builtins.int
     ABOVE_BY_WORDS_FIELD_NUMBER: _builtins.int
     BOUND_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     scores: _builtins.bytes
     """Several vectors: the exact score of each row by each vector, float32 little-endian, row by row; NaN where the row or
     the query does not have the vector.
@@ -428,6 +433,10 @@ class LeafFound(_message.Message):
     """HYBRID, with `above`: their scores by words; NaN where a row has no word of the query."""
     bound: _builtins.float
     """With `above`: the upper bound of the values of rows that `limit` left out; minus infinity: none."""
+    features: _builtins.bytes
+    """With `features`: float64 little-endian, row by row: score by vector, score by words, number of the document in this leaf,
+    and of the document the share of the query's words that it has, and its number of words. NaN: the row has no such score.
+    """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of all rows that any of the rankings has, in no order."""
@@ -472,10 +481,11 @@ class LeafFound(_message.Message):
         above_by_vector: _builtins.bytes = ...,
         above_by_words: _builtins.bytes = ...,
         bound: _builtins.float = ...,
+        features: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "best_by_words", b"best_by_words", "by_words", b"by_words"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "above_by_vector", b"above_by_vector", "above_by_words", b"above_by_words", "best_by_words", b"best_by_words", "bound", b"bound", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "groups", b"groups", "ids", b"ids", "scores", b"scores", "signals", b"signals", "unfiltered", b"unfiltered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "above_by_vector", b"above_by_vector", "above_by_words", b"above_by_words", "best_by_words", b"best_by_words", "bound", b"bound", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "features", b"features", "groups", b"groups", "ids", b"ids", "scores", b"scores", "signals", b"signals", "unfiltered", b"unfiltered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_by_words: _TypeAlias = _typing.Literal["best_by_words"]  # noqa: Y015
     _WhichOneofArgType__best_by_words: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words"]  # noqa: Y015

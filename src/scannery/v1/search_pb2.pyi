@@ -758,9 +758,10 @@ class Hit(_message.Message):
     RELEVANCE_FIELD_NUMBER: _builtins.int
     BASE_SCORE_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """Higher is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. LEXICAL: BM25.
-    HYBRID, and by several vectors: the fused score.
+    HYBRID, and by several vectors: the fused score. HYBRID with a learned ranker: the sum of the features by its weights.
     """
     dense_score: _builtins.float
     """HYBRID: the dense score, if dense search found it; by several vectors the fused one of these."""
@@ -798,6 +799,10 @@ class Hit(_message.Message):
     def context(self) -> Global___HitContext:
         """Set with `context`."""
 
+    @_builtins.property
+    def features(self) -> Global___HitFeatures:
+        """HYBRID by the unnamed vector and by words, with `explain`: what a learned ranker knows of the datapoint."""
+
     def __init__(
         self,
         *,
@@ -812,10 +817,11 @@ class Hit(_message.Message):
         relevance: _builtins.float | None = ...,
         base_score: _builtins.float | None = ...,
         context: Global___HitContext | None = ...,
+        features: Global___HitFeatures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "context", b"context", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "context", b"context", "datapoint", b"datapoint", "dense_score", b"dense_score", "features", b"features", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "context", b"context", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet", "vector_scores", b"vector_scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_score", b"_base_score", "_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_relevance", b"_relevance", "_rerank_score", b"_rerank_score", "base_score", b"base_score", "context", b"context", "datapoint", b"datapoint", "dense_score", b"dense_score", "features", b"features", "group", b"group", "lexical_score", b"lexical_score", "relevance", b"relevance", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet", "vector_scores", b"vector_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_score: _TypeAlias = _typing.Literal["base_score"]  # noqa: Y015
     _WhichOneofArgType__base_score: _TypeAlias = _typing.Literal["_base_score", b"_base_score"]  # noqa: Y015
@@ -839,6 +845,50 @@ class Hit(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rerank_score) -> _WhichOneofReturnType__rerank_score | None: ...
 
 Global___Hit: _TypeAlias = Hit  # noqa: Y015
+
+@_typing.final
+class HitFeatures(_message.Message):
+    """What a learned ranker knows of a datapoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The features by name; those of one of the first 200 datapoints."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HitFeatures: _TypeAlias = HitFeatures  # noqa: Y015
 
 @_typing.final
 class SearchRequest(_message.Message):
@@ -1780,6 +1830,7 @@ class Explanation(_message.Message):
     EXPANDED_WORDS_FIELD_NUMBER: _builtins.int
     PHRASES_FIELD_NUMBER: _builtins.int
     RANKING_FIELD_NUMBER: _builtins.int
+    RANKER_FIELD_NUMBER: _builtins.int
     expected_recall: _builtins.float
     """Expected recall at the settings used, 0 to 1."""
     mode: Global___Mode.ValueType
@@ -1816,6 +1867,10 @@ class Explanation(_message.Message):
     def ranking(self) -> Global___RankingPlan:
         """With `ranking`: how it was computed."""
 
+    @_builtins.property
+    def ranker(self) -> Global___RankerPlan:
+        """HYBRID: the learned ranker that ordered the hits; absent: the fused scores did."""
+
     def __init__(
         self,
         *,
@@ -1830,14 +1885,63 @@ class Explanation(_message.Message):
         expanded_words: _abc.Iterable[Global___ExpandedWord] | None = ...,
         phrases: _abc.Iterable[_builtins.str] | None = ...,
         ranking: Global___RankingPlan | None = ...,
+        ranker: Global___RankerPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion", "ranking", b"ranking"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion", "ranker", b"ranker", "ranking", b"ranking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "ranking", b"ranking", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "ranker", b"ranker", "ranking", b"ranking", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
+class RankerPlan(_message.Message):
+    """How the hits of a query were ordered by a learned ranker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WeightsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model, `NAME@N`."""
+    @_builtins.property
+    def weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Weights of the features whose sum is the score, by name; empty: the model is a weight of dense search alone."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        weights: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankerPlan: _TypeAlias = RankerPlan  # noqa: Y015
 
 @_typing.final
 class RankingPlan(_message.Message):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.kernels import fused
 from scannery.indexer.lexical.word_index import warm_up
-from tests.data import clustered, datapoints, publish
+from tests.data import clustered, datapoints, publish, without_ids
 
 SPEC = {
     "index": "words",
@@ -36,10 +38,19 @@ WORDS = ["ant", "bee", "cat", "dog", "elk"]
 passages = st.tuples(st.sampled_from("ABCD"), st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join))
 
 
-def opened(folder: Path, corpus: list[tuple[str, str]], **options: Any) -> OpenIndex:
+def opened(
+    folder: Path,
+    corpus: list[tuple[str, str]],
+    *,
+    scope: str = "document",
+    dead: Collection[str] = (),
+    **options: Any,
+) -> OpenIndex:
     columns = {"document_id": [document for document, _ in corpus], "text": [text for _, text in corpus]}
-    store, spec = Store.open(folder / "store", create=True), parse_spec(SPEC)
+    store, spec = Store.open(folder / "store", create=True), parse_spec({**SPEC, "lexical": {"scope": scope}})
     publish(store, spec, datapoints(spec, clustered(len(corpus), 4), columns=columns), folder, **options)
+    if dead:
+        without_ids(store, "words", dead)
     return open_index(store, "words", cache=SegmentCache(folder / "cache"))
 
 
@@ -105,3 +116,69 @@ def test_all_kernels_of_searches_by_words_are_compiled_before_the_first() -> Non
         "rows_of_best_documents", "take_row_counts",
     )  # fmt: skip
     assert [name for name in used if not getattr(fused, name).signatures] == []
+
+
+def right_matches(corpus: dict[str, tuple[str, str]], query: str) -> dict[str, tuple[str, float, int]]:
+    """Return the document of each id, the share of the query's weights that it has, and its number of words."""
+    words: dict[str, list[str]] = defaultdict(list)
+    for document, text in corpus.values():
+        words[document] += text.split()
+    filled = [set(text.split()) for _, text in corpus.values() if text]
+    frequencies = {term: sum(term in each for each in filled) for term in query.split()}
+    idf = {
+        term: math.log(1 + (len(filled) - frequency + 0.5) / (frequency + 0.5))
+        for term, frequency in frequencies.items()
+        if frequency
+    }
+    weights = Counter(term for term in query.split() if term in idf)
+    whole = sum(weights[term] * idf[term] for term in weights) or 1.0
+    return {
+        name: (
+            document,
+            sum(weights[term] * idf[term] for term in weights if term in words[document]) / whole,
+            len(words[document]),
+        )
+        for name, (document, _) in corpus.items()
+    }
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("scope", ["document", "passage"])
+@settings(max_examples=10)
+@given(
+    corpus=st.lists(passages, min_size=2, max_size=20),
+    query=st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join),
+    deleted=st.sets(st.integers(0, 19), max_size=4),
+)
+def test_matches_of_rows_are_those_of_the_oracle(
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus: list[tuple[str, str]],
+    query: str,
+    deleted: set[int],
+    scope: str,
+) -> None:
+    dead = {f"d{number}" for number in deleted if number < len(corpus) - 1}
+    kept = {f"d{number}": row for number, row in enumerate(corpus) if f"d{number}" not in dead}
+    if scope == "passage":
+        kept = {name: (name, text) for name, (_, text) in kept.items()}
+    right = right_matches(kept, query)
+    for shards in (1, 4):
+        index = opened(tmp_path_factory.mktemp("matches"), corpus, shards=shards, scope=scope, dead=dead)
+        assert index.words is not None
+        [words] = weighted_terms([[QueryText(query, 1.0)]], Analyser(LexicalSpec()), index.words.statistics)
+        places = [
+            (number, row, name)
+            for number, segment in enumerate(index.segments)
+            for row, name in enumerate(segment.ids_of(np.arange(segment.rows)))
+            if name not in dead
+        ]
+        numbers_R, rows_R = (np.array(each) for each in list(zip(*places, strict=True))[:2])
+        matches = index.words.search(words).matches(numbers_R, rows_R)
+        documents: dict[int, set[str]] = defaultdict(set)
+        for (*_, name), document, coverage, length in zip(places, *matches, strict=True):
+            documents[int(document)].add(right[name][0])
+            assert (coverage, length) == pytest.approx(right[name][1:])
+        if words.average_document_length or scope == "passage":
+            assert sorted(map(sorted, documents.values())) == sorted(
+                [each] for each in {document for document, *_ in right.values()}
+            )

@@ -1,0 +1,1 @@
+"""The commands of `scannery model`, and `scannery train`, which makes models."""

@@ -1,0 +1,1 @@
+"""Models that were trained on an index, as immutable versions in its store."""

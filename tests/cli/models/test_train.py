@@ -1,0 +1,235 @@
+"""`scannery train` and `scannery model`: from judged queries to the order of hits, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scannery
+from scannery.cli.main import main
+from scannery.indexer import Manifest, Store, read_manifest
+from scannery.indexer.models.registry import ModelRegistry
+from scannery.live.maintenance.seal import seal
+from scannery.pipelines import build
+from scannery.pipelines.tuning import search_measurement
+from tests.served import copied
+
+pytestmark = pytest.mark.system
+
+TOPICS = [
+    "volcano", "bread", "chess", "battery", "orchestra", "harbour", "glacier", "satellite", "beekeeping", "railway",
+    "pottery", "sailing", "astronomy", "cheese", "marathon", "origami", "lighthouse", "mushroom", "violin", "cathedral",
+]  # fmt: skip
+SIDES = ["history", "repair", "weather", "prices", "people"]
+SPEC: dict[str, Any] = {
+    "index": "talks",
+    "source": {"id": "id", "text": "text", "chunk": {"max_tokens": 40}},
+    "encoder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
+    "lexical": True,
+}
+
+
+def records() -> list[dict[str, str]]:
+    """Return short talks that are about a topic and a side, and long ones that name all topics a few times."""
+    short = [
+        {
+            "id": f"{topic}-{side}",
+            "text": f"This talk is about the {side} of {topic}. We ask about {side} first.",
+        }
+        for topic in TOPICS
+        for side in SIDES
+    ]
+    digests = [
+        {
+            "id": f"digest-{side}",
+            "text": " ".join(f"Then somebody says {topic} and {side}, {topic}." for topic in TOPICS),
+        }
+        for side in SIDES
+    ]
+    return short + digests
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "talks.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_measurement, "LEAST_QUESTIONS", 10)
+        build(SPEC, [str(folder / "talks.jsonl")], str(folder / "store"))
+    return folder / "store"
+
+
+@pytest.fixture
+def store(built: Path, tmp_path: Path) -> Path:
+    return copied(built, tmp_path)
+
+
+def judged(folder: Path, answer: Callable[[str, str], str], *, pairs: slice = slice(None)) -> Path:
+    """Write queries about topics and sides, the document that answers each, and a spec; return the spec."""
+    asked = [(topic, side) for topic in TOPICS for side in SIDES][pairs]
+    queries = (json.dumps({"_id": f"{t}-{s}", "text": f"{t} and {s}"}) for t, s in asked)
+    (folder / "queries.jsonl").write_text("\n".join(queries))
+    lines = (f"{t}-{s}\t{answer(t, s)}\t1" for t, s in asked)
+    (folder / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+    spec = folder / "train.yaml"
+    spec.write_text("name: animals\nindex: talks\nevaluate: {queries: queries.jsonl, qrels: qrels.tsv}\n")
+    return spec
+
+
+def short_talk(topic: str, side: str) -> str:
+    """Return the document that people want here, which the default order has behind a long one."""
+    return f"{topic}-{side}"
+
+
+def long_talk(_: str, side: str) -> str:
+    """Return the document that the default order has first."""
+    return f"digest-{side}"
+
+
+def current(store: Path) -> Manifest:
+    return read_manifest(Store.open(store), "talks")
+
+
+def first_hits(store: Path, question: str = "chess and prices") -> list[str]:
+    with scannery.connect(store) as client:
+        return [
+            hit.document_id for hit in client.index("talks").search(question, 5, max_per_group=1, fields=[])
+        ]
+
+
+def test_a_ranker_is_trained_promoted_kept_by_writes_and_rolled_back(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, where, before = judged(tmp_path, short_talk), ("--store", str(store)), current(store)
+    assert first_hits(store)[0] == "digest-prices"
+    assert main(["train", str(spec), *where, "--json"]) == 0
+    model = json.loads(capsys.readouterr().out)
+    assert (model["name"], model["version"], model["kind"]) == ("animals", 1, "ranking")
+    assert model["evaluation"]["target"]["low"] > 0.2
+    assert model["evaluation"]["refused"] == []
+    assert model["ranker"]["weights"]["document_words"] < 0
+    assert current(store) == before, "nothing is published by training"
+
+    assert main(["model", "promote", "animals", "-i", "talks", *where, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "animals@1"
+    after = current(store)
+    assert (after.version, after.parent) == (before.version + 1, before.version)
+    assert [entry.sha256 for entry in after.segments] == [entry.sha256 for entry in before.segments]
+    assert first_hits(store)[0] == "chess-prices"
+    assert main(["model", "promote", "animals@1", "-i", "talks", *where]) == 0
+    assert current(store) == after, "it is there already"
+
+    with scannery.connect(store) as client:
+        client.index("talks").upsert([{"id": "late", "text": "A late talk about chess."}])
+    assert seal(Store.open(store), "talks") is not None
+    assert current(store).ranker == after.ranker
+    assert main(["index", "show", "talks", *where]) == 0
+    assert "animals@1, fitted to 100 judged queries" in capsys.readouterr().out
+
+    assert main(["train", str(spec), *where]) == 0
+    assert "It may not be promoted: it is not better" in " ".join(capsys.readouterr().out.split())
+    assert main(["model", "promote", "animals@2", "-i", "talks", *where]) == 1
+    assert "animals@2 may not be promoted" in capsys.readouterr().err
+    assert main(["model", "rollback", "-i", "talks", *where]) == 0
+    assert current(store).ranker is None
+    assert first_hits(store)[0] == "digest-prices"
+    assert main(["model", "rollback", "-i", "talks", *where]) == 3
+
+
+def test_a_rollback_brings_the_model_before_back(store: Path, tmp_path: Path) -> None:
+    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
+    assert main(["train", str(spec), *where]) == 0
+    registry = ModelRegistry(Store.open(store))
+    first = registry.read("animals@1")
+    for name in ("birds", "fishes"):
+        registry.register(
+            name,
+            lambda number, name=name: first.model_copy(  # type: ignore[misc]
+                update={
+                    "name": name,
+                    "version": number,
+                    "ranker": first.ranker.model_copy(update={"model": f"{name}@{number}"}),
+                }
+            ),
+        )
+    for name in ("animals", "birds", "fishes"):
+        assert main(["model", "promote", name, "-i", "talks", *where]) == 0
+    seen = []
+    while (ranker := current(store).ranker) is not None:
+        seen.append(ranker.model)
+        assert main(["model", "rollback", "-i", "talks", *where]) == 0
+    assert seen == ["fishes@1", "birds@1", "animals@1"]
+
+
+def test_judgements_that_tell_nothing_are_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--store", str(store))
+    # The default order answers these already.
+    assert main(["train", str(judged(tmp_path, long_talk)), *where]) == 0
+    assert "it is not better with certainty" in " ".join(capsys.readouterr().out.split())
+    few = judged(tmp_path, short_talk, pairs=slice(0, 100, 5))
+    assert main(["train", str(few), *where]) == 0
+    assert "20 judged queries are too few" in " ".join(capsys.readouterr().out.split())
+    assert main(["model", "promote", "animals", "-i", "talks", *where]) == 1
+    assert main(["train", str(judged(tmp_path, short_talk, pairs=slice(0, 3))), *where]) == 2
+    assert "3 judged queries are too few to fit anything" in capsys.readouterr().err
+    assert main(["train", str(judged(tmp_path, lambda *_: "nothing")), *where]) == 0
+    assert current(store).ranker is None
+
+
+def test_a_guard_that_loses_is_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = judged(tmp_path, long_talk)
+    (tmp_path / "queries.jsonl").rename(tmp_path / "others.jsonl")
+    (tmp_path / "qrels.tsv").rename(tmp_path / "others.tsv")
+    spec = judged(tmp_path, short_talk)
+    spec.write_text(
+        "name: animals\nindex: talks\nevaluate:\n  queries: queries.jsonl\n  qrels: qrels.tsv\n"
+        "  guards: [{name: long talks, queries: others.jsonl, qrels: others.tsv}]\n"
+    )
+    assert main(["train", str(spec), "--store", str(store)]) == 0
+    assert "it is worse for long talks" in " ".join(capsys.readouterr().out.split())
+    others = ("--queries", str(tmp_path / "others.jsonl"), "--qrels", str(tmp_path / "others.tsv"))
+    assert (
+        main(["model", "evaluate", "animals", "-i", "talks", "--store", str(store), *others, "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["candidate"] < 0.8
+
+
+def test_another_index_and_another_analyser_do_not_get_the_model(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--store", str(store))
+    assert main(["train", str(judged(tmp_path, short_talk)), *where]) == 0
+    (tmp_path / "few.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records()[:8]))
+    build({**SPEC, "index": "few"}, [str(tmp_path / "few.jsonl")], str(store))
+    assert main(["model", "promote", "animals", "-i", "few", *where]) == 1
+    assert "was trained on another index" in capsys.readouterr().err
+    assert main(["train", str(tmp_path / "train.yaml"), "--store", str(tmp_path / "none")]) == 3
+    text = (tmp_path / "train.yaml").read_text()
+    (tmp_path / "train.yaml").write_text(text.replace("talks", "few"))
+    assert main(["train", str(tmp_path / "train.yaml"), *where]) == 2
+    assert "has no hybrid search by default with measured scales" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: animals\n", "index"),
+        ("name: Animals\nindex: talks\nevaluate: {queries: a, qrels: b}\n", "name"),
+        ("name: animals\nindex: talks\nevaluate: {queries: a, qrels: b, guard: []}\n", "evaluate.guard"),
+        ("name: [", "is no YAML"),
+    ],
+)
+def test_a_wrong_spec_names_its_key(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    (tmp_path / "train.yaml").write_text(text)
+    assert main(["train", str(tmp_path / "train.yaml"), "--store", str(store)]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""Promote a model to the order of an index's hits, and roll back to the one before.
+
+Both publish a version of the index with other numbers in its manifest, by one conditional put: no vector is touched,
+and servers, roots and leaves take it over like any version.
+"""
+
+from __future__ import annotations
+
+from scannery.indexer import Store
+from scannery.indexer.errors import NotFoundError
+from scannery.indexer.manifest import Manifest, Ranker
+from scannery.indexer.models.manifest import ModelVersion
+from scannery.indexer.models.registry import ModelRegistry
+from scannery.indexer.versions.creation import rank_index
+from scannery.training.errors import PromotionRefusedError
+
+__all__ = ["promote", "rollback"]
+
+
+def promote(store: Store, reference: str, index: str) -> Manifest:
+    """Publish a version of an index with a model, and return its manifest; the current one if it has it already.
+
+    Args:
+        store: of the index, and of the registry.
+        reference: `NAME@N`, or `NAME`: its newest version.
+        index: name of the index.
+
+    Raises:
+        PromotionRefusedError: the gate refused the model, or it was made for another index, encoder or analyser.
+        NotFoundError: there is no such model or index.
+
+    """
+    model = ModelRegistry(store).read(reference)
+    if model.evaluation.refused:
+        reasons = "; ".join(model.evaluation.refused)
+        raise PromotionRefusedError(f"model {model.reference} may not be promoted: {reasons}", field="model")
+
+    def promoted(parent: Manifest) -> Ranker:
+        check_fits(model, parent)
+        current = parent.ranker
+        if current is not None and current.model == model.reference:
+            return current
+        former = () if current is None else (*current.former, current.model)
+        return model.ranker.model_copy(update={"former": former})
+
+    return rank_index(store, index, promoted)
+
+
+def check_fits(model: ModelVersion, manifest: Manifest) -> None:
+    """Raise PromotionRefusedError if the scores of an index are others than those that a model was fitted to."""
+    fusion = manifest.fusion
+    if model.index_id != manifest.index_id:
+        raise PromotionRefusedError(
+            f"model {model.reference} was trained on another index than {manifest.index!r}: train one on this",
+            field="index",
+        )
+    if fusion is None or (fusion.encoder, fusion.lexical_rules) != (
+        model.ranker.encoder,
+        model.ranker.lexical_rules,
+    ):
+        raise PromotionRefusedError(
+            f"model {model.reference} was trained on version {model.index_version} of index {manifest.index!r}, whose "
+            f"encoder or analyser version {manifest.version} does not have: train it again",
+            field="model",
+        )
+
+
+def rollback(store: Store, index: str) -> Manifest:
+    """Publish a version of an index with the model before the current one, or without one; return its manifest.
+
+    Raises:
+        NotFoundError: there is no such index, it has no model, or the one before is gone.
+
+    """
+    registry = ModelRegistry(store)
+
+    def previous(parent: Manifest) -> Ranker | None:
+        current = parent.ranker
+        if current is None:
+            raise NotFoundError(
+                f"version {parent.version} of index {index!r} has no model to roll back", field="index"
+            )
+        if not current.former:
+            return None
+        *former, reference = current.former
+        model = registry.read(reference)
+        check_fits(model, parent)
+        return model.ranker.model_copy(update={"former": tuple(former)})
+
+    return rank_index(store, index, previous)

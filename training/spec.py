@@ -1,0 +1,75 @@
+"""The file that says what is trained, on which index, and by which judged queries it is compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import Field, ValidationError
+
+from scannery.indexer.errors import InvalidSpecError
+from scannery.indexer.spec.model import SpecModel
+from scannery.indexer.spec.spec import INDEX_NAME
+
+__all__ = ["EvaluationSpec", "JudgedQueries", "TrainingSpec", "load_training_spec"]
+
+
+class JudgedQueries(SpecModel):
+    """Queries with judgements, in files as `scannery evaluate` reads them; paths are relative to the spec's folder."""
+
+    queries: str
+    """JSON lines with `_id` and `text` (BEIR), .tsv, or a .txt with one per line."""
+    qrels: str
+    """Judgements in BEIR's or TREC's format, or JSON lines."""
+    passages: bool = False
+    """Whether judgements name datapoints, not documents."""
+
+
+class GuardSpec(JudgedQueries):
+    """Judged queries that a candidate may not be worse for."""
+
+    name: str
+    """Name in reports."""
+
+
+class EvaluationSpec(JudgedQueries):
+    """The judged queries that a candidate is fitted to and compared by, and those that it may not harm."""
+
+    guards: list[GuardSpec] = Field(default_factory=list)
+    """Other kinds of queries of the same index."""
+
+
+class TrainingSpec(SpecModel):
+    """What is trained."""
+
+    name: Annotated[str, Field(pattern=f"^{INDEX_NAME.pattern}$")]
+    """Name of the model; each training makes its next version."""
+    index: str
+    """Index, or alias, whose hits are ordered."""
+    evaluate: EvaluationSpec
+    seed: int = 1
+    """Seed of everything random."""
+
+
+def load_training_spec(path: str | Path) -> tuple[TrainingSpec, Path]:
+    """Return the spec in a YAML or JSON file, and the folder that its paths are relative to.
+
+    Raises:
+        InvalidSpecError: there is no such file, or a key is wrong; the message names it.
+
+    """
+    file = Path(path)
+    try:
+        data = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidSpecError(f"training spec {path}: {reason}", field="spec") from error
+    except yaml.YAMLError as error:
+        raise InvalidSpecError(f"training spec {path} is no YAML: {error}", field="spec") from error
+    try:
+        return TrainingSpec.model_validate(data), file.parent
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "spec"
+        raise InvalidSpecError(f"training spec {path}: {field}: {first['msg']}", field=field) from error
