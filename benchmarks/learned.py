@@ -34,7 +34,7 @@ from benchmarks.quality import PASSAGES, WHOLE, indexed, records_of
 from scannery.evaluation.measures import paired_bootstrap
 from scannery.indexer import Store, read_manifest
 from scannery.indexer.manifest import Ranker
-from scannery.indexer.ranking.features import FEATURES
+from scannery.indexer.models.features import FEATURES
 from scannery.indexer.versions.creation import rank_index
 from scannery.training.gate.decision import LEAST_QUERIES, difference_of, reasons_against
 from scannery.training.ranking.fitting import cross_validated, fitted_weights, gains_of
@@ -55,7 +55,7 @@ def main() -> None:
     given = options(__doc__, on="speech,xquad-en,stackfaq,podcasts,cranfield", folder=Path)
     print(environment("sentence-transformers", "scann", "scipy"))
     with folder_of(given.folder) as folder:
-        rows = []
+        rows: list[Sequence[object]] = []
         for name in given.on.split(","):
             index, collection = opened(folder / name, name)
             rows += gains(collection, index)

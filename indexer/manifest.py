@@ -378,7 +378,7 @@ class Ranker(_Record):
     scales: FusionScales
     """Scales of the scores among the features."""
     weights: dict[str, float] = {}
-    """Weights of the features that order candidates, by name (indexer/ranking/features.py); empty: fused scores do."""
+    """Weights of the features that order candidates, by name (indexer/models/features.py); empty: fused scores do."""
     curve: RelevanceCurve | None = None
     """Curve of the relevance of hits in this order; None: they have none."""
     queries: Annotated[int, Field(ge=1)]

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from scannery.indexer import AllowedRows
-from scannery.indexer.ranking.features import RowFeatures
+from scannery.indexer.models.features import RowFeatures
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, ScaleOf
 from scannery.serving.engine.hybrid import (
     DenseRankings,

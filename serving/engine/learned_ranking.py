@@ -1,7 +1,7 @@
 """Candidates of hybrid search in the order of a learned ranker.
 
 The best rows of the fused order are ordered anew by a weighted sum of features: their scores, and what is known of
-their documents (indexer/ranking/features.py). Others follow them, so an answer is still the beginning of every longer
+their documents (indexer/models/features.py). Others follow them, so an answer is still the beginning of every longer
 one. The ranker is a few numbers in the version of the index, fitted to judged queries (training/ranking).
 
 Shapes: Q queries, H candidates of a query, F features.
@@ -16,7 +16,7 @@ import numpy as np
 
 from scannery.indexer import WeightedTerms
 from scannery.indexer.manifest import Ranker
-from scannery.indexer.ranking.features import CANDIDATES, FEATURES, feature_values
+from scannery.indexer.models.features import CANDIDATES, FEATURES, feature_values
 from scannery.serving.engine.hybrid import followed, keys_of
 from scannery.serving.engine.lexical import Words
 from scannery.serving.engine.row_source import FusedCandidates

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from scannery.indexer import CorpusStatistics, Segment
-from scannery.indexer.ranking.features import RowFeatures
+from scannery.indexer.models.features import RowFeatures
 from scannery.serving.engine.dense import Candidates
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import Words

@@ -37,7 +37,7 @@ import numpy as np
 
 from scannery.indexer import SegmentEntry, search_ready
 from scannery.indexer.manifest import Ranker
-from scannery.indexer.ranking.features import FEATURES
+from scannery.indexer.models.features import FEATURES
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.context import contexts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from scannery.indexer import Manifest
 from scannery.indexer.manifest import Ranker, RelevanceCurve
-from scannery.indexer.ranking.features import FEATURES
+from scannery.indexer.models.features import FEATURES
 from scannery.serving.request.modes import Fusion, Mode
 from scannery.serving.request.query import ChosenVectors
 from scannery.v1 import search_pb2 as pb

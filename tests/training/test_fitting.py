@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scannery.indexer.ranking.features import FEATURES
+from scannery.indexer.models.features import FEATURES
 from scannery.training.ranking.fitting import _Competition, cross_validated, fitted_weights, gains_of
 from scannery.training.ranking.samples import Sample, best_documents
 

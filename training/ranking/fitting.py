@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from scannery.evaluation.measures import MAIN_MEASURE, measured_values, parse_measures
-from scannery.indexer.ranking.features import FEATURES
+from scannery.indexer.models.features import FEATURES
 from scannery.training.ranking.samples import Sample, best_documents
 
 __all__ = ["CrossValidated", "cross_validated", "fitted_weights", "gains_of"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from scannery.client import Hits, Index
 from scannery.evaluation.judgements import Judgements
-from scannery.indexer.ranking.features import CANDIDATES, FEATURES
+from scannery.indexer.models.features import CANDIDATES, FEATURES
 from scannery.pipelines.errors import CollectionError
 
 __all__ = ["BALANCE", "Sample", "best_documents", "read_samples"]

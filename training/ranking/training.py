@@ -17,9 +17,9 @@ from scannery.client import Client, Index
 from scannery.evaluation.judgements import read_judgements, read_queries
 from scannery.indexer import Store, read_manifest
 from scannery.indexer.manifest import Manifest, Ranker, RelevanceCurve
+from scannery.indexer.models.features import FEATURES
 from scannery.indexer.models.manifest import Difference, Evaluation, ModelVersion
 from scannery.indexer.models.registry import ModelRegistry
-from scannery.indexer.ranking.features import FEATURES
 from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.tuning.foreign_questions import foreign_questions
 from scannery.pipelines.tuning.relevance_curves import HITS, Samples, fitted_curve

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from scannery.indexer import CorpusCounts
-from scannery.indexer.ranking.features import RowFeatures
+from scannery.indexer.models.features import RowFeatures
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, ScaleOf, lexical_scale
 from scannery.serving import limits
 from scannery.serving.contract import LEAF_SEARCH

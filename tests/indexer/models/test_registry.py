@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -97,7 +98,11 @@ def test_damaged_and_later_versions_are_refused(store: Store) -> None:
 
 
 def test_values_of_an_evaluation_are_a_table(store: Store, tmp_path: Path) -> None:
-    columns = {"query_id": ["a", "b"], "current": np.array([0.5, 1.0]), "candidate": np.array([1.0, 1.0])}
+    columns: dict[str, Any] = {
+        "query_id": ["a", "b"],
+        "current": np.array([0.5, 1.0]),
+        "candidate": np.array([1.0, 1.0]),
+    }
     key = ModelRegistry(store).write_values("animals", "0" * 64, columns)
     assert key == VALUES
     (tmp_path / "values.parquet").write_bytes(store.read(key))

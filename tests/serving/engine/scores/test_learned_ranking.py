@@ -14,7 +14,7 @@ from scannery import Blend, Like
 from scannery.embed import Encoder
 from scannery.indexer import Store, parse_spec, read_manifest
 from scannery.indexer.manifest import Ranker, RelevanceCurve
-from scannery.indexer.ranking.features import CANDIDATES, FEATURES
+from scannery.indexer.models.features import CANDIDATES, FEATURES
 from scannery.indexer.versions.creation import rank_index
 from tests.data import clustered, datapoints
 from tests.served import FUSION, MINILM, RELEVANCE, TEXTS, commit_relevance, publish_version
@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("learned")
     opened = Store.open(folder / "store", create=True)
     random = np.random.default_rng(5)
-    columns = {
+    columns: dict[str, Any] = {
         "document_id": [f"t{row // 4}" for row in range(ROWS)],
         "text": [" ".join(random.choice(WORDS, random.integers(1, 9))) for _ in range(ROWS)],
         "even": [row % 2 == 0 for row in range(ROWS)],
@@ -185,9 +185,10 @@ def test_a_ranker_with_features_of_a_later_release_is_left_out(store: Path) -> N
 
 
 def test_live_rows_are_ordered_too(store: Path) -> None:
+    fresh: Any = {"id": "fresh", "doc": "t999", "text": "ant bee ant bee", "even": False}
     with scannery.connect(store) as client:
         index = client.index("one")
-        index.upsert([{"id": "fresh", "doc": "t999", "text": "ant bee ant bee", "even": False}])
+        index.upsert([fresh])
         live = index.search("ant bee", CANDIDATES, exact=True, explain=True)
         assert "fresh" in {hit.id for hit in live}
         assert [hit.score for hit in live] == pytest.approx([value(hit) for hit in live], rel=1e-5, abs=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scannery.indexer.manifest import FusionScales
-from scannery.indexer.ranking.features import FEATURES, RowFeatures, feature_values
+from scannery.indexer.models.features import FEATURES, RowFeatures, feature_values
 
 SCALES = FusionScales(dense_zero=0.2, dense_one=0.6, lexical_one=0.5)
 HIGHEST = 8.0
