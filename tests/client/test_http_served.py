@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 
 import scannery
 from scannery.client.transport._async.grpc import AsyncGrpcWire
@@ -156,6 +157,29 @@ async def test_tls_and_keys_are_those_of_grpc(
                 kind = scannery.UnauthenticatedError if less == "api_key" else scannery.UnavailableError
                 with scannery.connect(target, **options) as wrong, pytest.raises(kind):
                     wrong.index("library").stats()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_clients_may_run_on_uvloop(tmp_path: Path, library: Path, tls: bool) -> None:
+    authority = Authority(tmp_path)
+    security = secure(*authority.issue("server")) if tls else SecurityConfig()
+    with serving(library, security=security) as server:
+        target = f"{'https' if tls else 'http'}://localhost:{server.http_port}"
+        options: dict[str, Any] = {"ca": authority.path} if tls else {}
+
+        async def ask() -> list[list[str]]:
+            async with scannery.aio.connect(target, **options) as client:
+                index = client.index("library")
+                answers = await asyncio.gather(*(index.search(query, 100) for query in QUERIES))
+                return [[hit.id for hit in hits] for hits in answers]
+
+        loops = [asyncio.new_event_loop, uvloop.new_event_loop]
+        by_loop = []
+        for loop in loops:
+            with asyncio.Runner(loop_factory=loop) as runner:
+                by_loop.append(runner.run(ask()))
+        assert by_loop[0] == by_loop[1]
+        assert len(by_loop[0][0]) == 100
 
 
 def test_a_name_that_the_certificate_does_not_have_is_refused(tmp_path: Path, library: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from scannery.client.async_concurrency import async_within
 from scannery.client.transport.http.endpoint import Endpoint
@@ -65,8 +65,8 @@ class AsyncConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set up the socket; called by the event loop."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # That of uvloop has what one of asyncio has, and is none.
+        self._transport = cast("asyncio.Transport", transport)
         sock = transport.get_extra_info("socket")
         for option in SOCKET_OPTIONS:
             sock.setsockopt(*option)
