@@ -194,8 +194,9 @@ class _Sum:
 
 
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-AHEAD = 8
-"""Number of rows by which fetching is ahead of scoring, for rows given by number: the processor cannot predict them."""
+AHEAD, FAR_AHEAD = 4, 8
+"""Number of rows by which fetching is ahead of scoring, for rows given by number: the processor cannot predict them.
+The first ones of a list are not fetched ahead, so in lists of the dozen rows of a leaf it is less than in long ones."""
 MINUS_ZERO = np.uint64(0x80000000)
 SCANNED_ROWS = 1 << 12
 """Rows of which a scan keeps the highest scores at once: they stay in the processor's second cache."""
@@ -449,7 +450,7 @@ def _keep_best(
     """Insert rows into the `count` best rows so far, by their score; return the new number of rows."""
     k, last = rows_K.shape[0], rows_R.shape[0] - 1
     for position in range(rows_R.shape[0]):
-        fetch_row(vectors_ND, quantized_NB, rows_R[min(position + AHEAD, last)], True)
+        fetch_row(vectors_ND, quantized_NB, rows_R[min(position + FAR_AHEAD, last)], True)
         value = row_score(vectors_ND, quantized_NB, rows_R[position], query_D, squared, buffer_1D)
         # Tested here, since it rejects most rows, and the call takes longer than the rest of the loop.
         if count < k or value >= scores_K[k - 1]:
@@ -480,7 +481,7 @@ def _keep_best_bounded(
     """
     k, last = rows_K.shape[0], rows_R.shape[0] - 1
     for position in range(rows_R.shape[0]):
-        prefetch(quantized_NB, rows_R[min(position + AHEAD, last)])
+        prefetch(quantized_NB, rows_R[min(position + FAR_AHEAD, last)])
         highest_R[position] = highest_score(quantized_NB, rows_R[position], steps_D, facts_4, squared)
     least = scores_K[k - 1]
     if count < k:
