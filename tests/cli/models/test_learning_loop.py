@@ -57,7 +57,7 @@ def test_the_order_is_learned_from_clicks_while_users_search(built: Path, tmp_pa
                 while not ended.is_set():
                     try:
                         assert client.index("talks").search("chess and prices", 5)
-                    except Exception as error:
+                    except (scannery.ScanneryError, AssertionError) as error:
                         failed.append(error)
 
         searching = threading.Thread(target=search_on)
