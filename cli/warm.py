@@ -17,6 +17,7 @@ from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.warm import warm_kernels
 from scannery.live.maintenance.seal import seal
 from scannery.serving.request import parsing, part_count
+from scannery.serving.traffic import answer_kernels
 
 __all__ = ["warm"]
 
@@ -37,6 +38,7 @@ def warm() -> None:
     warm_tokenizer()
     part_count.warm_up()
     parsing.warm_up()
+    answer_kernels.warm_up()
     with scratch_folder("warm") as folder:
         _write_and_read(folder / "store")
 

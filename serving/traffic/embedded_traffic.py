@@ -13,7 +13,7 @@ from scannery.serving.config import TrafficConfig
 from scannery.serving.observation.query_sample import SearchMessage
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.traffic.feedback import FeedbackTaker
-from scannery.serving.traffic.recorder import SearchAnswer, TrafficRecorder
+from scannery.serving.traffic.recorder import TrafficRecorder
 from scannery.serving.traffic.traffic_keys import TrafficKeys
 from scannery.v1 import search_pb2 as pb
 
@@ -31,22 +31,22 @@ class EmbeddedTraffic:
         self._taker = FeedbackTaker(self._keys, self._write, metrics, catalog.manifest)
         self._recorder = TrafficRecorder(
             self._keys,
-            self._write,
+            lambda index, row_of, size_bytes: False,
             TrafficConfig(),  # a share of 0: queries are not logged
             metrics,
             manifest_of=catalog.manifest,
             known_vector=lambda index, text: None,
         )
 
-    def identify(self, request: SearchMessage, answer: SearchAnswer) -> None:
+    def identify(self, request: SearchMessage, answer: pb.SearchResponse | pb.SearchManyResponse) -> None:
         """Give ids to an answer; raises as `usable_keys` if the store has no keys that can be used."""
         if self._keys.newest is None:
             self._keys.refresh()
-        ids = self._recorder.query_ids(request, answer, 0.0)
-        if isinstance(answer, pb.SearchResponse):
-            answer.query_id = "".join(ids)
-        else:
-            answer.query_ids.extend(ids)
+        many = isinstance(answer, pb.SearchManyResponse)
+        serialized = answer.SerializeToString()
+        answer.MergeFromString(
+            self._recorder.ids_of(request.index, lambda: request, serialized, 0.0, many=many)
+        )
 
     def feedback(self, request: pb.FeedbackRequest) -> pb.FeedbackResponse:
         """Write the events of a request; raises as `FeedbackTaker`, and StoreError."""

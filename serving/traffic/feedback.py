@@ -13,7 +13,8 @@ from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.errors import InvalidRequestError, OverloadedError
 from scannery.serving.request.query import check_count, parse_identifier
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.serving.traffic.query_ids import MAX_HITS, AnsweredQuery, verified_id
+from scannery.serving.traffic.answer_kernels import MAX_HITS
+from scannery.serving.traffic.query_ids import AnsweredQuery, verified_id
 from scannery.serving.traffic.recorder import client_of
 from scannery.serving.traffic.traffic_keys import TrafficKeys
 from scannery.v1 import search_pb2 as pb

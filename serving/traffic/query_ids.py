@@ -4,40 +4,42 @@ An id is `HEAD.PROOF`, both base64url without padding:
 
     HEAD    milliseconds since 1970 (6 bytes), random bytes (6): the id of the answer in the log, 16 characters
     PROOF   number of the key (2), version of the index (4), number of hits (1), a fingerprint of each of the first 100
-            hits (3), the name of the index, and a MAC (16) of all of it and of the identity of the index
+            hits (3), the name of the index, and a MAC (8) of all of it and of the identity of the index
 
-A fingerprint is a keyed hash of the hit's id and the head: a hit that was not in an answer of ten passes as one of them
-once in 1.6 million times, and nobody can look for such a hit without the key.
+A fingerprint is a keyed hash of the head and the hit's id: a hit that was not in an answer of ten passes as one of them
+once in 1.6 million times, and nobody can look for such a hit without the key. A MAC of 64 bits is enough for what can
+only be tried by asking the server. `answer_kernels.py` makes ids.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
-import os
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from scannery.indexer.traffic.keys import TrafficKey
 from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.traffic.answer_kernels import (
+    FINGERPRINT_BYTES,
+    FIXED_BYTES,
+    HEAD_BYTES,
+    MAC_BYTES,
+    fingerprint,
+    mac,
+)
 
-__all__ = ["MAX_AGE_S", "MAX_HITS", "AnsweredQuery", "issued_id", "verified_id"]
+__all__ = ["MAX_AGE_S", "AnsweredQuery", "verified_id"]
 
-MAX_HITS = 100
-"""Hits of an answer, the first ones, that feedback can be about."""
 MAX_AGE_S = 24 * 3600
 MAX_CHARACTERS = 1000
 MAX_AHEAD_S = 300
 """Clocks of servers differ; an id from further in the future is refused."""
-FINGERPRINT_BYTES, MAC_BYTES, RANDOM_BYTES = 3, 16, 6
 _FIXED = struct.Struct(">HIB")
-_HEAD_BYTES = 12
-_VERSION_BITS = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +57,11 @@ class AnsweredQuery:
 
     def ordinal_of(self, hit_id: str) -> int | None:
         """Return the position of a hit in the answer, from 1 on; None: it was not among the first 100."""
-        head = base64.urlsafe_b64decode(self.log_id)
-        fingerprint = _fingerprint(self.key, head, hit_id)
+        expected = fingerprint(self.key, base64.urlsafe_b64decode(self.log_id), hit_id)
         for start in range(0, len(self.fingerprints), FINGERPRINT_BYTES):
-            if self.fingerprints[start : start + FINGERPRINT_BYTES] == fingerprint:
+            if self.fingerprints[start : start + FINGERPRINT_BYTES] == expected:
                 return start // FINGERPRINT_BYTES + 1
         return None
-
-
-def issued_id(
-    key: TrafficKey,
-    index: str,
-    index_id: str,
-    version: int,
-    hit_ids: Sequence[str],
-    *,
-    clock: Callable[[], float] = time.time,
-) -> str:
-    """Return the id of an answer.
-
-    Args:
-        key: signs it.
-        index: name of the index.
-        index_id: identity of the index: another one of the same name has another.
-        version: of the index.
-        hit_ids: ids of the hits, best first.
-        clock: seconds since 1970.
-
-    """
-    head = int(clock() * 1000).to_bytes(6) + os.urandom(RANDOM_BYTES)
-    first = hit_ids[:MAX_HITS]
-    # One hash, copied with the key and the head in it: to begin each anew takes twice as long.
-    keyed = _keyed(key, head)
-    fingerprints = []
-    for hit_id in first:
-        each = keyed.copy()
-        each.update(hit_id.encode())
-        fingerprints.append(each.digest())
-    fixed = _FIXED.pack(key.number, version & _VERSION_BITS, len(first))
-    body = b"".join((fixed, *fingerprints, index.encode()))
-    return f"{_text(head)}.{_text(body + _mac(key, head, body, index_id))}"
 
 
 def verified_id(
@@ -122,16 +89,16 @@ def verified_id(
             raise ValueError
         head_text, _, proof_text = query_id.partition(".")
         head, proof = _bytes(head_text), _bytes(proof_text)
-        body, mac = proof[:-MAC_BYTES], proof[-MAC_BYTES:]
+        body, proved = proof[:-MAC_BYTES], proof[-MAC_BYTES:]
         number, version, hits = _FIXED.unpack_from(body)
-        end = _FIXED.size + FINGERPRINT_BYTES * hits
-        fingerprints, index = body[_FIXED.size : end], body[end:].decode("ascii")
-        if len(head) != _HEAD_BYTES or len(fingerprints) != FINGERPRINT_BYTES * hits or not index:
+        end = FIXED_BYTES + FINGERPRINT_BYTES * hits
+        fingerprints, index = body[FIXED_BYTES:end], body[end:].decode("ascii")
+        if len(head) != HEAD_BYTES or len(fingerprints) != FINGERPRINT_BYTES * hits or not index:
             raise ValueError
     except (ValueError, struct.error, binascii.Error):
         raise _forged() from None
     key = key_of(number)
-    if key is None or not hmac.compare_digest(mac, _mac(key, head, body, index_id_of(index))):
+    if key is None or not hmac.compare_digest(proved, mac(key, head, body, index, index_id_of(index))):
         raise _forged()
     at_s = int.from_bytes(head[:6]) / 1000
     if not -MAX_AHEAD_S <= (age_s := clock() - at_s) <= MAX_AGE_S:
@@ -146,28 +113,9 @@ def _forged() -> InvalidRequestError:
     return InvalidRequestError.at("query_id", "is not the id of an answer of this store")
 
 
-def _keyed(key: TrafficKey, head: bytes) -> hashlib.blake2b:
-    return hashlib.blake2b(key=key.secret, person=b"hit", salt=head, digest_size=FINGERPRINT_BYTES)
-
-
-def _fingerprint(key: TrafficKey, head: bytes, hit_id: str) -> bytes:
-    keyed = _keyed(key, head)
-    keyed.update(hit_id.encode())
-    return keyed.digest()
-
-
-def _mac(key: TrafficKey, head: bytes, body: bytes, index_id: str) -> bytes:
-    signed = b"".join((head, body, b"\0", index_id.encode()))
-    return hashlib.blake2b(signed, key=key.secret, person=b"answer", digest_size=MAC_BYTES).digest()
-
-
-def _text(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode("ascii").rstrip("=")
-
-
 def _bytes(text: str) -> bytes:
     """Return the bytes of a text; raises ValueError, also where other text would have the same bytes."""
     data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if _text(data) != text:
+    if base64.urlsafe_b64encode(data).decode("ascii").rstrip("=") != text:
         raise ValueError
     return data

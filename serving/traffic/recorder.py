@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import TypeAlias
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.json_format import MessageToDict
@@ -21,26 +23,35 @@ from scannery.indexer.traffic.rows import LoggedQuery
 from scannery.serving import limits
 from scannery.serving.config import TrafficConfig
 from scannery.serving.observation.query_sample import SearchMessage, queries_of
-from scannery.serving.request.modes import WIRE_MODES
+from scannery.serving.request.modes import WIRE_MODES, Mode
 from scannery.serving.request.query import vector_components
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.telemetry.metrics import ServerMetrics
+from scannery.serving.traffic.answer_kernels import MAX_HITS, IdentifiedAnswer, identified, list_bounds
 from scannery.serving.traffic.masking import logged_text, masked_values
-from scannery.serving.traffic.query_ids import MAX_HITS, issued_id
 from scannery.serving.traffic.traffic_keys import TrafficKeys
+from scannery.serving.traffic.writer import ROW_BYTES
 from scannery.v1 import search_pb2 as pb
 
-__all__ = ["SearchAnswer", "TrafficRecorder", "client_of", "with_ids"]
+__all__ = ["TrafficRecorder", "client_of"]
 
 _LOG = logging.getLogger(__name__)
 
-SearchAnswer: TypeAlias = pb.SearchResponse | pb.SearchManyResponse
-
 MAX_OPTIONS_BYTES = 4096
 """Longer options are not logged: a filter may be megabytes."""
-ROW_BYTES = 1000
-"""Memory of a row without what has a length."""
-_MODES = {number: mode for mode, number in WIRE_MODES.items()}
+_MODES: dict[int, Mode] = {number: mode for mode, number in WIRE_MODES.items()}
+
+
+class _Answered(NamedTuple):
+    """A query with its answer."""
+
+    query: pb.Query
+    answer: bytes
+    """A serialised SearchResponse, or HitList."""
+    version: int
+    mode: int
+    query_id: str
+    took_s: float
 
 
 class TrafficRecorder:
@@ -49,7 +60,7 @@ class TrafficRecorder:
     def __init__(
         self,
         keys: TrafficKeys,
-        add: Callable[[str, LoggedQuery, int], bool],
+        add: Callable[[str, Callable[[], LoggedQuery], int], bool],
         config: TrafficConfig,
         metrics: ServerMetrics,
         *,
@@ -61,7 +72,7 @@ class TrafficRecorder:
 
         Args:
             keys: sign ids.
-            add: called with the index, a row of the log, and about its memory.
+            add: called with the index, a function that makes a row of the log, and the memory that this holds.
             config: the options.
             metrics: count answers.
             manifest_of: returns the manifest of an index by its name.
@@ -72,83 +83,116 @@ class TrafficRecorder:
         self._keys, self._add, self._config, self._metrics = keys, add, config, metrics
         self._manifest_of, self._known_vector, self._random = manifest_of, known_vector, random
 
-    def query_ids(self, request: SearchMessage, answer: SearchAnswer, took_s: float) -> list[str]:
-        """Return an id for the answer to each query, and log some of them; empty: there are no ids now.
+    def ids_of(
+        self, index: str, request_of: Callable[[], SearchMessage], answer: bytes, took_s: float, *, many: bool
+    ) -> bytes:
+        """Return what makes ids part of an answer, to be put behind it, and log some queries; empty: no ids now.
 
         Args:
-            request: with the name of the index in place of its alias.
-            answer: to it.
+            index: name of the index.
+            request_of: returns the search with the name of the index in place of its alias; called if it is logged.
+            answer: a serialised SearchResponse, or SearchManyResponse.
             took_s: seconds from the body of the request to the answer.
+            many: whether it is the latter.
 
         """
-        try:
-            return self._recorded(request, answer, took_s)
-        except Exception:  # noqa: BLE001  the search was answered, whatever becomes of the log
-            _LOG.warning("index %s: an answer gets no id", request.index, exc_info=True)
-            self._metrics.background_failures.inc(("traffic",))
-            return []
-
-    def _recorded(self, request: SearchMessage, answer: SearchAnswer, took_s: float) -> list[str]:
-        key, index = self._keys.newest, request.index
+        key = self._keys.newest
         if key is None:
-            return []
-        index_id = self._manifest_of(index).index_id or ""
-        results: Sequence[pb.SearchResponse | pb.HitList]
-        results = [answer] if isinstance(answer, pb.SearchResponse) else answer.results
-        modes = _modes_of(answer)
-        query = queries_of(request)
-        ids = []
-        for number, result in enumerate(results):
-            hit_ids = [hit.datapoint.id for hit in result.hits[:MAX_HITS]]
-            query_id = issued_id(key, index, index_id, answer.version, hit_ids)
-            ids.append(query_id)
-            mode = _MODES[modes[number % len(modes)]]
-            if hit_ids:
-                self._metrics.answer_scores.observe(result.hits[0].score, (index, mode))
+            return b""
+        try:
+            index_id = self._manifest_of(index).index_id or ""
+            if many:
+                return self._many(key, index, index_id, request_of, answer, took_s)
+            identified_answer = identified(answer, key, index, index_id, _now_ms())
+            self._count(index, identified_answer.mode, identified_answer)
             if self._random() < self._config.share:
-                scores = [hit.score for hit in result.hits[:MAX_HITS]]
-                attributes = {"version": answer.version, "mode": mode} | _page_of(request.options)
-                row = self._row(key, query_id, request, query(number), hit_ids, scores, attributes, took_s)
-                self._add(index, row, _size_of(row))
-        self._metrics.identified_answers.inc((index,), len(ids))
-        return ids
+                facts, request = identified_answer, request_of()
+                query = queries_of(request)(0)
+                answered = _Answered(query, answer, facts.version, facts.mode, facts.query_id, took_s)
+                self._log(key, request, answered)
+        except Exception:  # noqa: BLE001  the search was answered, whatever becomes of the log
+            _LOG.warning("index %s: an answer gets no id", index, exc_info=True)
+            self._metrics.background_failures.inc(("traffic",))
+            return b""
+        return identified_answer.field
+
+    def _many(
+        self,
+        key: TrafficKey,
+        index: str,
+        index_id: str,
+        request_of: Callable[[], SearchMessage],
+        answer: bytes,
+        took_s: float,
+    ) -> bytes:
+        bounds = list_bounds(answer, limits.MAX_QUERIES).tolist()
+        tail = pb.SearchManyResponse.FromString(answer[bounds.pop()[1] :])
+        query_of, fields = None, []
+        for number, (start, end) in enumerate(bounds):
+            data, mode = answer[start:end], tail.modes[number % len(tail.modes)]
+            each = identified(data, key, index, index_id, _now_ms(), version=tail.version)
+            fields.append(each.field)
+            self._count(index, mode, each)
+            if self._random() < self._config.share:
+                if query_of is None:
+                    request = request_of()
+                    query_of = queries_of(request)
+                answered = _Answered(query_of(number), data, tail.version, mode, each.query_id, took_s)
+                self._log(key, request, answered)
+        return b"".join(fields)
+
+    def _count(self, index: str, mode: int, answer: IdentifiedAnswer) -> None:
+        self._metrics.identified_answers.inc((index,))
+        if answer.hits:
+            self._metrics.answer_scores.observe(answer.score, (index, _MODES[mode]))
+
+    def _log(self, key: TrafficKey, request: SearchMessage, answered: _Answered) -> None:
+        """Have a query written, whose row is made later: that takes longer than a quick search."""
+        client = client_of(request.client_id if self._config.client_ids else "")
+        # The cache of texts is that of the caller.
+        vector_D = self._vector(request.index, answered.query) if self._config.vectors else None
+        row_of = partial(self._row, key, client, datetime.now(timezone.utc), request, answered, vector_D)
+        self._add(request.index, row_of, ROW_BYTES + len(answered.answer) + answered.query.ByteSize())
 
     def _row(
         self,
         key: TrafficKey,
-        query_id: str,
+        client: str,
+        now: datetime,
         request: SearchMessage,
-        query: pb.Query,
-        hit_ids: list[str],
-        scores: list[float],
-        attributes: dict[str, object],
-        took_s: float,
+        answered: _Answered,
+        vector_D: np.ndarray | None,
     ) -> LoggedQuery:
-        config, now = self._config, datetime.now(timezone.utc)
-        client = client_of(request.client_id if config.client_ids else "")
+        config, query = self._config, answered.query
+        # The hits of both messages are one field.
+        hits = pb.SearchResponse.FromString(answered.answer).hits[:MAX_HITS]
+        attributes = {"version": answered.version, "mode": _MODES[answered.mode]} | _page_of(request.options)
         text = logged_text(query.text or query.words) if config.text else ""
         if config.text and request.options.ByteSize() <= MAX_OPTIONS_BYTES:
             attributes |= masked_values(MessageToDict(request.options, preserving_proto_field_name=True))
         return LoggedQuery(
-            query_id=query_id.partition(".")[0],
+            query_id=answered.query_id.partition(".")[0],
             timestamp=now,
             client_id=client_hash(key, client, now.date()),
             asker=text_asker(key, client, text) if text else None,
             user_query=text or None,
-            query_response_hit_ids=hit_ids,
-            scores=scores,
+            query_response_hit_ids=[hit.datapoint.id for hit in hits],
+            scores=[hit.score for hit in hits],
             query_attributes=json.dumps(attributes, ensure_ascii=False),
-            vector=self._vector(request.index, query) if config.vectors else None,
-            latency_us=round(took_s * 1e6),
+            vector=None if vector_D is None else vector_D.tolist(),
+            latency_us=round(answered.took_s * 1e6),
         )
 
-    def _vector(self, index: str, query: pb.Query) -> list[float] | None:
-        """Return the vector of a query by vector or text; None: it is not at hand."""
+    def _vector(self, index: str, query: pb.Query) -> np.ndarray | None:
+        """Return the vector of a query by vector or text, float32 (D,); None: it is not at hand."""
         kind = query.WhichOneof("kind")
-        vector_D = vector_components(query.vector, "vector") if kind == "vector" else None
-        if kind == "text":
-            vector_D = self._known_vector(index, query.text)
-        return None if vector_D is None else [float(component) for component in vector_D]
+        if kind == "vector":
+            return vector_components(query.vector, "vector")
+        return self._known_vector(index, query.text) if kind == "text" else None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def client_of(client_id: str) -> str:
@@ -158,26 +202,5 @@ def client_of(client_id: str) -> str:
     return f"{account}\0{client_id}" if client_id else account
 
 
-def with_ids(answer: SearchAnswer, ids: Sequence[str]) -> bytes:
-    """Return what makes the ids part of a serialised answer, to be put behind it."""
-    if not ids:
-        return b""
-    if isinstance(answer, pb.SearchResponse):
-        return pb.SearchResponse(query_id=ids[0]).SerializeToString()
-    return pb.SearchManyResponse(query_ids=ids).SerializeToString()
-
-
-def _modes_of(answer: SearchAnswer) -> Sequence[pb.Mode.ValueType]:
-    """Return the mode of each query, or a single one of all."""
-    return [answer.mode] if isinstance(answer, pb.SearchResponse) else answer.modes
-
-
 def _page_of(options: pb.SearchOptions) -> dict[str, object]:
     return {"k": options.k if options.HasField("k") else limits.DEFAULT_K, "offset": options.offset}
-
-
-def _size_of(row: LoggedQuery) -> int:
-    """Return about how much memory a row takes."""
-    texts = sum(map(len, row.query_response_hit_ids)) + len(row.user_query or "") + len(row.query_attributes)
-    numbers = len(row.scores) + len(row.vector or ())
-    return ROW_BYTES + texts + 64 * len(row.query_response_hit_ids) + 32 * numbers

@@ -21,20 +21,17 @@ class TrafficKeys:
         """Read none yet."""
         self._store = store
         self._keys: dict[int, TrafficKey] = {}
+        self.newest: TrafficKey | None = None
+        """The key that signs; None: none was read so far."""
         self._read_at_s = float("-inf")
         self._lock = threading.Lock()
-
-    @property
-    def newest(self) -> TrafficKey | None:
-        """The key that signs; None: none was read so far."""
-        keys = self._keys
-        return keys[max(keys)] if keys else None
 
     def refresh(self) -> None:
         """Read the keys of the store, of which the first is made if there is none; raises as `usable_keys`."""
         with self._lock:
             self._read_at_s = time.monotonic()
-            self._keys = usable_keys(self._store)
+            self._keys = keys = usable_keys(self._store)
+            self.newest = keys[max(keys)]
 
     def key_of(self, number: int) -> TrafficKey | None:
         """Return the key of a number, None if there is none; raises as `refresh`."""

@@ -8,6 +8,7 @@ from scannery.indexer import IndexerError
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.config import TrafficConfig
 from scannery.serving.telemetry.metrics import ServerMetrics
+from scannery.serving.traffic.answer_kernels import warm_up
 from scannery.serving.traffic.feedback import FeedbackTaker
 from scannery.serving.traffic.recorder import TrafficRecorder
 from scannery.serving.traffic.traffic_keys import TrafficKeys
@@ -41,7 +42,7 @@ class TrafficLog:
         )
         self.recorder = TrafficRecorder(
             self._keys,
-            self._writer.add,
+            self._writer.add_later,
             config,
             metrics,
             manifest_of=catalog.manifest,
@@ -56,6 +57,7 @@ class TrafficLog:
             self._keys.refresh()
         except IndexerError as error:
             _LOG.error("answers have no ids until the keys of the log of queries can be read: %s", error)
+        warm_up()
         self._writer.start()
 
     def stop(self) -> None:

@@ -31,7 +31,7 @@ from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.query_stats import QueryStats
-from scannery.serving.traffic.recorder import TrafficRecorder, with_ids
+from scannery.serving.traffic.recorder import TrafficRecorder
 from scannery.v1 import search_pb2
 
 __all__ = [
@@ -213,11 +213,8 @@ class RequestLifecycle:
             self._metrics.empty_answers.inc((active.index,))
         if self._traffic is None:
             return response
-        answer = (search_pb2.SearchManyResponse if is_many else search_pb2.SearchResponse).FromString(
-            response
-        )
         took_s = time.monotonic() - active.taken_s
-        return response + with_ids(answer, self._traffic.query_ids(request_of(), answer, took_s))
+        return response + self._traffic.ids_of(active.index, request_of, response, took_s, many=is_many)
 
     def recorded_of_stream(
         self,
@@ -228,13 +225,13 @@ class RequestLifecycle:
         """As `recorded`, for a request of a stream, which took some seconds; adds the ids to its answer."""
         if self._traffic is None or response.HasField("error"):
             return
-        if request.HasField("search_many"):
-            ids = self._traffic.query_ids(request.search_many, response.search_many, took_s)
-            response.search_many.query_ids.extend(ids)
-        else:
-            response.search.query_id = "".join(
-                self._traffic.query_ids(request.search, response.search, took_s)
-            )
+        many = request.HasField("search_many")
+        search = request.search_many if many else request.search
+        answer = response.search_many if many else response.search
+        serialized = answer.SerializeToString()
+        answer.MergeFromString(
+            self._traffic.ids_of(search.index, partial(_same, search), serialized, took_s, many=many)
+        )
 
     def answered(
         self, active: ActiveRequest, queries: int = 0, request_of: Callable[[], SearchMessage] | None = None

@@ -11,11 +11,12 @@ from scannery.cli.warm import warm
 from scannery.indexer.kernels import fused, row_kernels
 from scannery.serving.engine import wire_kernels
 from scannery.serving.request import parsing, part_count
-from tests.served import DIMENSIONS
+from scannery.serving.traffic import answer_kernels
+from tests.served import DIMENSIONS, copied
 
 pytestmark = pytest.mark.system
 
-MODULES = (fused, row_kernels, wire_kernels, parsing, part_count)
+MODULES = (fused, row_kernels, wire_kernels, parsing, part_count, answer_kernels)
 
 
 def compiled() -> dict[str, int]:
@@ -27,11 +28,13 @@ def compiled() -> dict[str, int]:
     }
 
 
-def test_a_first_search_compiles_nothing(library: Path) -> None:
+def test_a_first_search_compiles_nothing(library: Path, tmp_path: Path) -> None:
     warm()
     before = compiled()
-    with scannery.connect(library) as client:
+    with scannery.connect(copied(library, tmp_path), query_ids=True) as client:
         hits = client.index("library").search([1.0] * DIMENSIONS, 3, return_vectors=True)
         assert len(hits) == 3
+        assert hits.query_id
+        assert client.index("library").search_many([[1.0] * DIMENSIONS], 3)[0].query_id
     assert compiled() == before
     assert before["scannery.serving.engine.wire_kernels.write_hits"]

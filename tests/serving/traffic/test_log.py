@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +177,10 @@ def test_rows_wait_while_the_store_is_down_and_some_are_dropped(
     monkeypatch.setattr(writer_module, "MAX_ROWS", 100)
     store, metrics = FailingStore(tmp_path / "store"), ServerMetrics()
     writer = written_by(store, metrics)
-    assert all(writer.add("library", query(number), 10) for number in range(100))
+    assert all(writer.add_later("library", partial(query, number), 10) for number in range(100))
     with pytest.raises(StoreError):
         writer.flush()
-    assert not writer.add("library", query(100), 10)
+    assert not writer.add_later("library", lambda: query(100), 10)
     assert not writer.add("library", event(), 10)
     store.fails = False
     writer.flush()
@@ -192,17 +193,30 @@ def test_rows_wait_while_the_store_is_down_and_some_are_dropped(
 
 def test_the_memory_of_waiting_rows_is_bounded(tmp_path: Path) -> None:
     writer = written_by(FailingStore(tmp_path / "store"), ServerMetrics())
-    assert writer.add("library", query(1), writer_module.MAX_BYTES - 10)
-    assert not writer.add("library", query(2), 11)
+    assert writer.add_later("library", lambda: query(1), writer_module.MAX_BYTES - 10)
+    assert not writer.add_later("library", lambda: query(2), 11)
     writer.forget("library")
-    assert writer.add("library", query(2), 11)
+    assert writer.add_later("library", lambda: query(2), 11)
+
+
+def test_a_row_that_cannot_be_made_is_dropped(tmp_path: Path) -> None:
+    def fail() -> LoggedQuery:
+        raise StoreError("the index is gone")
+
+    metrics = ServerMetrics()
+    writer = written_by(Store.open(tmp_path / "store", create=True), metrics)
+    for row_of in (fail, query):
+        assert writer.add_later("library", row_of, 10)
+    writer.flush()
+    assert len(log_of(tmp_path / "store")) == 1
+    assert metrics.registry.dump()["scannery_traffic_dropped_total"] == {"traffic": 1}
 
 
 def test_an_index_that_is_down_does_not_keep_others_waiting(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store", create=True)
     writer = written_by(store, ServerMetrics(), serves=lambda index: index != "gone")
     for index in ("gone", "library", "gone"):
-        writer.add(index, query(), 10)
+        writer.add_later(index, query, 10)
     writer.flush()
     assert len(log_of(tmp_path / "store")) == 1
     assert not store.list("gone")
