@@ -127,8 +127,13 @@ def texts(arguments: argparse.Namespace, folder: Path) -> None:
     compare(folder / "store", asking, arguments)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the cases of the command line."""
     run_cases(
         __doc__, {"vectors": vectors, "texts": texts}, "scann grpcio torch", own_cache=True, rounds=40, seconds=0.5,
         rows=40_000, callers=[1, 8],
     )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
