@@ -18,6 +18,7 @@ from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFou
 from scannery.indexer.models.manifest import ModelVersion
 from scannery.indexer.spec.spec import INDEX_NAME
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.versions import list_indexes, list_versions, read_manifest
 
 __all__ = ["MODELS", "ModelRegistry", "parse_reference"]
 
@@ -123,6 +124,43 @@ class ModelRegistry:
         with contextlib.suppress(AlreadyExistsError):
             self._store.create(key, data.getvalue())
         return key
+
+    def remove_unused(self, keep: int) -> list[str]:
+        """Remove versions that no kept version of an index names, and return their references.
+
+        The values of their evaluations go with them.
+
+        Args:
+            keep: newest versions of each model that stay, at least 1.
+
+        Raises:
+            CorruptError, FormatError: a model or a version of an index cannot be read, so nothing is removed.
+
+        """
+        models = {
+            name: [self.read(f"{name}@{number}") for number in self.versions(name)] for name in self.names()
+        }
+        named = self._named()
+        unused = [
+            each for versions in models.values() for each in versions[:-keep] if each.reference not in named
+        ]
+        kept = {
+            each.evaluation.values for versions in models.values() for each in versions if each not in unused
+        }
+        for model in unused:
+            self._store.delete(_key(model.name, model.version))
+        for values in {model.evaluation.values for model in unused} - kept:
+            self._store.delete(values)
+        return [model.reference for model in unused]
+
+    def _named(self) -> set[str]:
+        """Return the models that kept versions of indexes are ordered by, or can be rolled back to."""
+        rankers = [
+            read_manifest(self._store, index, version).ranker
+            for index in list_indexes(self._store)
+            for version in list_versions(self._store, index)
+        ]
+        return {name for each in rankers if each is not None for name in (each.model, *each.former)}
 
 
 def _key(name: str, version: int) -> str:

@@ -90,6 +90,22 @@ def evaluate(
 
 
 @model_app.command(no_args_is_help=True)
+def gc(
+    store: StoreOption,
+    keep: Annotated[int, typer.Option(min=1, help="Newest versions of each model that stay.")] = 10,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove old versions of models that no version of an index is ordered by, or can be rolled back to."""
+    removed = ModelRegistry(Store.open(store)).remove_unused(keep)
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        typer.echo(
+            f"Removed {len(removed):,} versions: {', '.join(removed)}" if removed else "Nothing to remove."
+        )
+
+
+@model_app.command(no_args_is_help=True)
 def promote(
     model: ModelArgument, store: StoreOption, index: IndexOption, as_json: JsonOption = False
 ) -> None:

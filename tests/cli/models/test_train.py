@@ -12,6 +12,7 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.indexer import Manifest, Store, read_manifest
+from scannery.indexer.models.manifest import ModelVersion
 from scannery.indexer.models.registry import ModelRegistry
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
@@ -163,6 +164,35 @@ def test_a_rollback_brings_the_model_before_back(store: Path, tmp_path: Path) ->
         seen.append(ranker.model)
         assert main(["model", "rollback", "-i", "talks", *where]) == 0
     assert seen == ["fishes@1", "birds@1", "animals@1"]
+
+
+def test_old_models_go_unless_an_index_needs_them(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
+    assert main(["train", str(spec), *where]) == 0
+    registry = ModelRegistry(Store.open(store))
+    first = registry.read("animals@1")
+
+    def again(number: int) -> ModelVersion:
+        ranker = first.ranker.model_copy(update={"model": f"animals@{number}"})
+        return first.model_copy(update={"version": number, "ranker": ranker})
+
+    for _ in range(5):
+        registry.register("animals", again)
+    for reference in ("animals@1", "animals@3"):
+        assert main(["model", "promote", reference, "-i", "talks", *where]) == 0
+    capsys.readouterr()
+    assert main(["model", "gc", *where, "--keep", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"removed": ["animals@2", "animals@4"]}
+    assert registry.versions("animals") == [1, 3, 5, 6]
+    assert Store.open(store).exists(first.evaluation.values), "later versions have the same values"
+    assert main(["model", "rollback", "-i", "talks", *where]) == 0
+    ranker = current(store).ranker
+    assert ranker is not None
+    assert ranker.model == "animals@1"
+    assert main(["model", "gc", *where]) == 0
+    assert "Nothing to remove" in capsys.readouterr().out
 
 
 def test_judgements_that_tell_nothing_are_refused(
