@@ -53,10 +53,11 @@ class LearnedCandidates:
         """As `RankedCandidates.best`, by the ranker; queries by sparse vectors are in the fused order."""
         rankings = self._candidates.best(queries, max(depth, CANDIDATES))
         return [
-            self._ordered(query, ranking) for query, ranking in zip(queries.tolist(), rankings, strict=True)
+            self._ordered(query, ranking, depth)
+            for query, ranking in zip(queries.tolist(), rankings, strict=True)
         ]
 
-    def _ordered(self, query: int, fused: Ranking) -> Ranking:
+    def _ordered(self, query: int, fused: Ranking, depth: int) -> Ranking:
         words = self.words_of(query)
         if not isinstance(words, WeightedTerms) or not len(fused):
             return fused
@@ -73,6 +74,9 @@ class LearnedCandidates:
             # Feature by feature: a matrix product adds in an order that depends on where a row stands.
             scores_H = (weights_F[:, None] * values_FH).sum(axis=0)
             first = replace(first, scores=scores_H.astype(np.float32))
+        first = by_score_and_id(first, self._segments)
+        if depth <= CANDIDATES:
+            return first
         behind = fused.at(slice(CANDIDATES, None))
         behind = replace(behind, features=np.full((len(behind), len(FEATURES)), np.nan))
-        return followed(by_score_and_id(first, self._segments), behind, self._segments)
+        return followed(first, behind, self._segments)
