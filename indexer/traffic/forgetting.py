@@ -131,7 +131,13 @@ class _Rewriting(Generic[RowT]):
         return gone
 
     def changed(self, change: Callable[[date, RowT], RowT | None]) -> None:
-        """Replace rows by `change` of them; None: a row is removed."""
+        """Replace rows by `change` of them; None: a row is removed. Again, until there is nothing to be replaced."""
+        before = -1
+        while self.files > before:  # files may be merged meanwhile
+            before = self.files
+            self._change_files(change)
+
+    def _change_files(self, change: Callable[[date, RowT], RowT | None]) -> None:
         for day, keys in days_of(self._store, self._index, self._kind).items():
             for key in keys:
                 try:

@@ -20,6 +20,7 @@ from datetime import datetime, timedelta, timezone
 
 from scannery.indexer import Store
 from scannery.indexer.traffic.day_files import remove_days, write_rows
+from scannery.indexer.traffic.merging import merge_days
 from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery, LoggedRow
 from scannery.runtime.retry import RetryState
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -29,7 +30,7 @@ __all__ = ["ROW_BYTES", "TrafficWriter"]
 _LOG = logging.getLogger(__name__)
 
 EVERY_S = 60.0
-"""A minute is what a kill may lose; a worker with traffic all day writes 1,440 files."""
+"""A minute is what a kill may lose; a worker with traffic all day writes 1,440 files, which are merged after it."""
 MAKE_EVERY_S = 1.0
 """What a row is made of, such as a whole answer, is larger than the row."""
 MAX_ROWS, MAX_BYTES = 20_000, 16 << 20
@@ -222,9 +223,11 @@ class TrafficWriter:
         self.flush()
         if time.monotonic() >= self._clean_at_s:
             self._clean_at_s = time.monotonic() + CLEAN_EVERY_S
-            before = datetime.now(timezone.utc).date() - timedelta(days=self._days - 1)
+            day = (datetime.now(timezone.utc) - timedelta(hours=1)).date()
+            before = day - timedelta(days=self._days - 1)
             for index in self._indexes():
                 remove_days(self._store, index, before)
+                merge_days(self._store, index, day)  # of days that ended an hour ago
 
 
 def _size_of(row: LoggedQuery) -> int:
