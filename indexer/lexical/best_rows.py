@@ -48,13 +48,8 @@ class DocumentScores:
 
     def of(self, rows_R: np.ndarray) -> np.ndarray:
         """Return the scores of the documents of rows, float64 (R,)."""
-        scores_R: np.ndarray = self.scores_U[self.numbers_of(rows_R)]
+        scores_R: np.ndarray = self.scores_U[self.numbers_L[self.of_rows_N[rows_R]]]
         return scores_R
-
-    def numbers_of(self, rows_R: np.ndarray) -> np.ndarray:
-        """Return the numbers of the documents of rows in the index, int32 (R,)."""
-        numbers_R: np.ndarray = self.numbers_L[self.of_rows_N[rows_R]]
-        return numbers_R
 
     def rows_above(self, least: float, maximum: int) -> np.ndarray | None:
         """Return the rows of the documents with at least a score, int64; None: these are more than `maximum` rows."""

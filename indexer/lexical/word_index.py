@@ -160,6 +160,12 @@ class _Documents:
         self.with_words = int(np.count_nonzero(self.lengths_U))
         """Number of documents that have words."""
 
+    def numbers_of(self, segment: int, rows_R: np.ndarray) -> np.ndarray:
+        """Return the numbers of the documents of rows of a segment, int32 (R,)."""
+        part = self._parts[segment]
+        numbers_R: np.ndarray = part.numbers_L[part.local.of_rows_N[rows_R]]
+        return numbers_R
+
     def scores(self, terms: Sequence[MatchingTerms], words: WeightedTerms) -> list[DocumentScores]:
         """Return the BM25 scores of the documents of each segment.
 
@@ -265,7 +271,7 @@ class WordIndex:
 
     def search(self, words: WeightedTerms) -> WordSearch:
         """Return the search by the words of a query."""
-        return WordSearch(self._segments, words, self._documents if words.average_document_length else None)
+        return WordSearch(self._segments, words, self._documents)
 
 
 class WordSearch:
@@ -277,7 +283,7 @@ class WordSearch:
         self._segments, self._words, self._documents = segments, words, documents
         self._terms = [matching_terms(segment.postings, words.weights) for segment in segments]
         self._scores: Sequence[DocumentScores | None] = [None] * len(segments)
-        if documents is not None:
+        if documents is not None and words.average_document_length:
             self._scores = documents.scores(self._terms, words)
 
     def best(
@@ -309,9 +315,8 @@ class WordSearch:
         weights_U = self._documents.matched_weights(self._terms, self._words)
         documents_R = np.empty(len(rows_R), np.int64)
         for number in np.unique(numbers_R).tolist():
-            is_here_R, scores = numbers_R == number, self._scores[number]
-            assert scores is not None
-            documents_R[is_here_R] = scores.numbers_of(rows_R[is_here_R])
+            is_here_R = numbers_R == number
+            documents_R[is_here_R] = self._documents.numbers_of(number, rows_R[is_here_R])
         return WordMatches(
             documents_R, weights_U[documents_R] / whole, self._documents.lengths_U[documents_R]
         )

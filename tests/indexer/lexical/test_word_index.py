@@ -20,6 +20,7 @@ from scannery.indexer import (
     QueryText,
     SegmentCache,
     Store,
+    WeightedTerms,
     open_index,
     parse_spec,
     weighted_terms,
@@ -178,7 +179,10 @@ def test_matches_of_rows_are_those_of_the_oracle(
         for (*_, name), document, coverage, length in zip(places, *matches, strict=True):
             documents[int(document)].add(right[name][0])
             assert (coverage, length) == pytest.approx(right[name][1:])
-        if words.average_document_length or scope == "passage":
-            assert sorted(map(sorted, documents.values())) == sorted(
-                [each] for each in {document for document, *_ in right.values()}
-            )
+        assert sorted(map(sorted, documents.values())) == sorted(
+            [each] for each in {document for document, *_ in right.values()}
+        )
+        # A root sends its leaves nothing of a query that has no words.
+        without = index.words.search(WeightedTerms({}, 0.0)).matches(numbers_R, rows_R)
+        assert without.documents_R.tolist() == matches.documents_R.tolist()
+        assert without.words_R.tolist() == matches.words_R.tolist()
