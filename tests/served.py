@@ -151,7 +151,7 @@ RELEVANCE = Relevance(
 )  # fmt: skip
 
 
-def commit_relevance(store: Store, index: str, relevance: Relevance = RELEVANCE) -> Manifest:
+def commit_relevance(store: Store, index: str, relevance: Relevance | None = RELEVANCE) -> Manifest:
     """Commit the version of an index again, with the scales of fused scores and the curves of relevance."""
     manifest = read_manifest(store, index)
     measured = {"parent": manifest.version, "fusion": FUSION, "relevance": relevance}

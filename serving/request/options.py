@@ -383,13 +383,15 @@ def _of_version(options: Options, message: pb.SearchOptions, manifest: Manifest)
     ranker = ranker_of(message, options.mode, options.vectors, options.fusion, options.curve, manifest)
     if ranker is None:
         return options
+    if ranker.model:
+        reason = "" if ranker.curve is not None else f"hits in the order of {ranker.model} have no relevance"
     return replace(
         options,
         ranker=ranker,
         fused=options,
         fusion=replace(options.fusion, alpha=ranker.alpha, scales=ranker.scales),
         curve=ranker.curve,
-        no_curve="" if ranker.curve is not None else f"hits in the order of {ranker.model} have no relevance",
+        no_curve=reason,
     )
 
 

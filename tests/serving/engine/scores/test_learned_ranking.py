@@ -171,6 +171,18 @@ def test_a_least_relevance_is_that_of_the_learned_scores(client: scannery.Client
     assert [hit.id for hit in relevant] == [hit.id for hit in whole if (hit.relevance or 0) >= least]
 
 
+def test_reasons_for_no_relevance_are_those_of_a_search_without_an_explanation(store: Path) -> None:
+    opened = Store.open(store)
+    commit_relevance(opened, "plain", None)
+    with scannery.connect(store) as client:
+        for explain in (False, True):
+            with pytest.raises(
+                scannery.InvalidArgumentError, match="has no relevance: a build of at least 200"
+            ):
+                client.index("plain").search("ant bee", min_relevance=0.5, explain=explain)
+    commit_relevance(opened, "plain")
+
+
 def test_a_ranker_with_features_of_a_later_release_is_left_out(store: Path) -> None:
     opened = Store.open(store)
     later = RANKER.model_copy(update={"weights": {**WEIGHTS, "clicks": 1.0}, "model": "animals@2"})
