@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -335,7 +336,7 @@ def _print(report: BuildReport, store: str, *, query: str, records: str) -> None
         )
     elif not report.up_to_date:
         out.print(
-            f"Next: scannery search {query} --index {report.index} --store {store}",
+            f"Next: scannery search {query} --index {report.index} --store {shlex.quote(store)}",
             soft_wrap=True,
             markup=False,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date, datetime, timedelta, timezone
@@ -107,8 +108,9 @@ def pairs(
         )
     else:
         typer.echo(
-            f"Next: scannery evaluate --index {name} --store {store} --queries {output}/queries.jsonl --qrels "
-            f"{output}/qrels.tsv{' --passages' if passages else ''}"
+            f"Next: scannery evaluate --index {name} --store {shlex.quote(store)} "
+            f"--queries {shlex.quote(f'{output}/queries.jsonl')} --qrels {shlex.quote(f'{output}/qrels.tsv')}"
+            f"{' --passages' if passages else ''}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,15 @@ def run(corpus: Path, *arguments: str, status: int = 0) -> str:
     )
     assert result.exit_code == status, result.output
     return result.stdout
+
+
+@pytest.mark.system
+def test_the_next_command_can_be_copied_where_a_path_has_blanks(corpus):
+    store = str(corpus / "a store")
+    arguments = [str(corpus / "spec.yaml"), "--store", store, "--input", str(corpus / "a.jsonl")]
+    printed = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+    [command] = [line for line in printed.splitlines() if line.startswith("Next: ")]
+    assert shlex.split(command)[-2:] == ["--store", store]
 
 
 @pytest.mark.system
