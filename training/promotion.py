@@ -14,7 +14,7 @@ from scannery.indexer.models.registry import ModelRegistry
 from scannery.indexer.versions.creation import rank_index
 from scannery.training.errors import PromotionRefusedError
 
-__all__ = ["promote", "rollback"]
+__all__ = ["check_fits", "promote", "rollback"]
 
 
 def promote(store: Store, reference: str, index: str) -> Manifest:
@@ -49,7 +49,8 @@ def promote(store: Store, reference: str, index: str) -> Manifest:
 def check_fits(model: ModelVersion, manifest: Manifest) -> None:
     """Raise PromotionRefusedError if the scores of an index are others than those that a model was fitted to."""
     fusion = manifest.fusion
-    if model.index_id != manifest.index_id:
+    # Versions of earlier releases have no identity but the name.
+    if (model.index_id or model.index) != (manifest.index_id or manifest.index):
         raise PromotionRefusedError(
             f"model {model.reference} was trained on another index than {manifest.index!r}: train one on this",
             field="index",

@@ -6,7 +6,7 @@ What is registered was compared with what the index returns today, and says whet
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from scannery.client import Client, Index
-from scannery.evaluation.judgements import read_judgements, read_queries
-from scannery.indexer import Store, read_manifest
+from scannery.evaluation.judgements import Judgements, read_judgements, read_queries
+from scannery.indexer import Store, read_aliases, read_manifest
 from scannery.indexer.manifest import Manifest, Ranker, RelevanceCurve
 from scannery.indexer.models.features import FEATURES
 from scannery.indexer.models.manifest import Difference, Evaluation, ModelVersion
@@ -54,7 +54,7 @@ class Judged:
 def judged_queries(
     index: Index, spec: JudgedQueries, folder: Path, progress: Progress | None = None
 ) -> Judged:
-    """Return judged queries with what an index answers to them; those without a text are left out.
+    """Return judged queries with what an index answers to them, each text once; those without a text are left out.
 
     Args:
         index: an open index.
@@ -67,12 +67,8 @@ def judged_queries(
         CollectionError: a file cannot be read, or no query has a relevant document.
 
     """
-    queries, judgements = read_queries(folder / spec.queries), read_judgements(folder / spec.qrels)
-    texts = {
-        name: query.text
-        for name, query in queries.items()
-        if query.text and any(level > 0 for level in judgements.get(name, {}).values())
-    }
+    queries = {name: query.text for name, query in read_queries(folder / spec.queries).items() if query.text}
+    texts, judgements = _questions(queries, read_judgements(folder / spec.qrels))
     if not texts:
         raise CollectionError(
             f"qrels: no query of {spec.queries} with a text has a relevant document; do the ids of both files match?",
@@ -83,6 +79,25 @@ def judged_queries(
     answers = [index.search(text, COMPARED_HITS, fields=[], max_per_group=groups) for text in texts.values()]
     rankings = [[hit.id if spec.passages else hit.document_id for hit in hits] for hits in answers]
     return Judged(samples, gains_of(samples, rankings), query_set_of(texts, judgements))
+
+
+def _questions(queries: Mapping[str, str], judgements: Judgements) -> tuple[dict[str, str], Judgements]:
+    """Return the queries with a relevant document, each text once, and their judgements.
+
+    Queries whose texts differ in case or blanks only are one, with the judgements of all: of two, one would be fitted
+    to while the other is held out, and an interval would be that of more queries than there are.
+    """
+    texts: dict[str, str] = {}
+    names: dict[str, str] = {}
+    merged: Judgements = {}
+    for name, text in queries.items():
+        levels = judgements.get(name, {})
+        if any(level > 0 for level in levels.values()):
+            first = names.setdefault(" ".join(text.casefold().split()), name)
+            texts.setdefault(first, text)
+            of_first = merged.setdefault(first, {})
+            of_first |= {key: max(level, of_first.get(key, level)) for key, level in levels.items()}
+    return texts, merged
 
 
 def train_ranking(
@@ -102,7 +117,8 @@ def train_ranking(
         InputNotFoundError, NotFoundError: a file or the index is not there.
 
     """
-    index, manifest = client.index(spec.index), read_manifest(store, spec.index)
+    name = read_aliases(store).get(spec.index, spec.index)
+    index, manifest = client.index(name), read_manifest(store, name)
     fusion = manifest.fusion
     if fusion is None or fusion.scales is None or manifest.spec.search.mode not in (None, "hybrid"):
         raise CollectionError(

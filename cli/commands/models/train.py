@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -46,7 +47,8 @@ def train(
     print_model(model)
     if not model.evaluation.refused:
         typer.echo(
-            f"Promote it: scannery model promote {model.reference} --index {training.index} --store {store}"
+            f"Promote it: scannery model promote {model.reference} --index {training.index} --store "
+            f"{shlex.quote(store)}"
         )
 
 

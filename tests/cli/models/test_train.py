@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from scannery.indexer.models.registry import ModelRegistry
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
 from scannery.pipelines.tuning import search_measurement
+from scannery.training.errors import PromotionRefusedError
+from scannery.training.promotion import check_fits
 from tests.served import copied
 
 pytestmark = pytest.mark.system
@@ -212,6 +215,42 @@ def test_judgements_that_tell_nothing_are_refused(
     assert current(store).ranker is None
 
 
+def test_queries_with_equal_texts_are_one(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = judged(tmp_path, short_talk)
+    lines = [json.loads(line) for line in (tmp_path / "queries.jsonl").read_text().splitlines()]
+    repeated = [
+        {"_id": f"{line['_id']}-{number}", "text": text}
+        for line in lines[:20]
+        for number, text in enumerate(
+            [line["text"], line["text"].upper(), f" {line['text']}  ", line["text"]]
+        )
+    ]
+    (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, repeated)))
+    (tmp_path / "qrels.tsv").write_text(
+        "\n".join(f"{line['_id']}\t{line['_id'].rpartition('-')[0]}\t1" for line in repeated)
+    )
+    assert main(["train", str(spec), "--store", str(store)]) == 0
+    assert "20 judged queries are too few to tell" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_alias_stands_for_the_index_and_commands_can_be_copied(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spaced = tmp_path / "a store"
+    store.rename(spaced)
+    where = ("--store", str(spaced))
+    assert main(["index", "alias", "speeches", "talks", *where]) == 0
+    spec = judged(tmp_path, short_talk)
+    spec.write_text(spec.read_text().replace("index: talks", "index: speeches"))
+    capsys.readouterr()
+    assert main(["train", str(spec), *where]) == 0
+    [command] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Promote it: ")]
+    assert main(shlex.split(command.removeprefix("Promote it: scannery "))) == 0
+    assert current(spaced).ranker is not None
+
+
 def test_a_guard_that_loses_is_refused(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +280,11 @@ def test_another_index_and_another_analyser_do_not_get_the_model(
     build({**SPEC, "index": "few"}, [str(tmp_path / "few.jsonl")], str(store))
     assert main(["model", "promote", "animals", "-i", "few", *where]) == 1
     assert "was trained on another index" in capsys.readouterr().err
+    # Versions of earlier releases have no identity.
+    model = ModelRegistry(Store.open(store)).read("animals").model_copy(update={"index_id": None})
+    with pytest.raises(PromotionRefusedError, match="another index"):
+        check_fits(model, current(store).model_copy(update={"index_id": None, "index": "few"}))
+    check_fits(model, current(store).model_copy(update={"index_id": None}))
     assert main(["train", str(tmp_path / "train.yaml"), "--store", str(tmp_path / "none")]) == 3
     text = (tmp_path / "train.yaml").read_text()
     (tmp_path / "train.yaml").write_text(text.replace("talks", "few"))
