@@ -46,6 +46,8 @@ class Evaluation(_Record):
     """SHA-256 of the target's queries and judgements: who asks the same ones often finds what suits them by chance."""
     target: Difference
     """The queries that it should be better for."""
+    earlier: Annotated[int, Field(ge=0)] = 0
+    """Number of versions of the model that were compared on the same queries before, those that are gone included."""
     guards: dict[str, Difference] = {}
     """Queries that it may not be worse for, by name."""
     refused: tuple[str, ...] = ()

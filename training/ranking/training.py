@@ -153,6 +153,7 @@ def train_ranking(
     difference = difference_of(target.current_Q, held_out.gains_Q)
     evaluation = Evaluation(
         query_set=target.query_set,
+        earlier=earlier,
         target=difference,
         guards=differences,
         refused=tuple(reasons_against(difference, differences, earlier=earlier)),
@@ -214,9 +215,10 @@ def _hits(samples: Sequence[Sample], scores: Sequence[np.ndarray]) -> Samples:
 
 
 def _earlier(registry: ModelRegistry, name: str, query_set: str) -> int:
-    """Return how many versions of a model were compared on the same queries."""
+    """Return how many versions of a model were compared on the same queries, those included that were removed."""
     versions = (registry.read(f"{name}@{number}") for number in registry.versions(name))
-    return sum(version.evaluation.query_set == query_set for version in versions)
+    alike = [each.evaluation.earlier for each in versions if each.evaluation.query_set == query_set]
+    return max(len(alike), 1 + max(alike, default=-1))
 
 
 def _values_key(registry: ModelRegistry, name: str, target: Judged, candidate_Q: np.ndarray) -> str:

@@ -198,6 +198,19 @@ def test_old_models_go_unless_an_index_needs_them(
     assert "Nothing to remove" in capsys.readouterr().out
 
 
+def test_candidates_that_were_removed_count_among_those_compared_on_the_same_queries(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
+    earlier = []
+    for _ in range(4):
+        capsys.readouterr()
+        assert main(["train", str(spec), *where, "--json"]) == 0
+        earlier.append(json.loads(capsys.readouterr().out)["evaluation"]["earlier"])
+        assert main(["model", "gc", *where, "--keep", "1"]) == 0
+    assert earlier == [0, 1, 2, 3]
+
+
 def test_judgements_that_tell_nothing_are_refused(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
