@@ -5,24 +5,28 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["MASK", "logged_text", "masked", "masked_values"]
+__all__ = ["MASK", "MAX_TEXT", "logged_text", "masked", "masked_values"]
 
 MASK = "#"
 MAX_TEXT = 2000
 """Characters of a text that are logged."""
-MIN_LONG = 10**7
-"""Numbers of a filter from here on are masked: they are rather ids than years or prices."""
+MIN_LONG = 10**6
+"""Numbers of a filter from here on, of seven digits, are masked as in a text: they are rather ids than years."""
 
-# Both are linear in the length of the text: what may repeat is followed by what it cannot be.
-_ADDRESS = re.compile(r"[^\s@<>(),;:\"]{1,64}@[^\s@<>(),;:\"]{1,255}")
-# Nine digits and more, with single signs between them, as in numbers of telephones, cards and accounts; or seven in a
-# row. Dates have eight, with signs between them, and stay.
-_NUMBER = re.compile(r"\+?\d(?:[ ./()-]{0,2}\d){8,}|\d{7,}")
+# All are linear in the length of the text: what may repeat is followed by what it cannot be.
+_PART = r"[^\s@＠<>(),;:\"]{1,320}"
+_ADDRESS = re.compile(rf'(?:"[^"@＠]{{1,320}}"|{_PART})[@＠]{_PART}')
+# Nine digits and more, with a few signs between them, as in numbers of telephones, cards and accounts; or seven in a
+# row. Dates have eight, with signs between them, and stay. Pages have spaces, dashes and nothings of many kinds, which
+# come with what is copied from them.
+_SIGN = r"[\s./()_\-\u2010-\u2015\u2212\u00ad\u200b-\u200f\u2060\ufeff]"
+_NUMBER = re.compile(rf"\+?\d(?:{_SIGN}{{0,3}}\d){{8,}}|\d{{7,}}")
 
 
 def logged_text(text: str) -> str:
     """Return a text as the log has it."""
-    return masked(text[:MAX_TEXT])
+    # The mask comes first: of a number that is cut, too few digits may be left to be known as one.
+    return masked(text)[:MAX_TEXT]
 
 
 def masked(text: str) -> str:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from scannery.serving.traffic.masking import masked, masked_values
+from scannery.serving.traffic.masking import MAX_TEXT, logged_text, masked, masked_values
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,15 @@ from scannery.serving.traffic.masking import masked, masked_values
         ("DE89 3704 0044 0532 0130 00", "DE#"),
         ("episode 123456 of 2026-11-29, 10:30", "episode 123456 of 2026-11-29, 10:30"),
         ("python 3.11 @home", "python 3.11 @home"),
+        ("+49\u00a030\u00a0123\u00a0456\u00a078", "#"),
+        ("030 \u2013 123 45 67 89", "#"),
+        ("4111\u200b1111\u200b1111\u200b1111", "#"),
+        ("4111_1111_1111_1111", "#"),
+        ("030 / 123 - 456 - 78", "#"),
+        ('"ann lee"@example.com', "#"),
+        ("ann\uff20example.com", "#"),
+        ("a" * 80 + "@example.com", "#"),
+        ("1999-2003, 2010", "1999-2003, 2010"),
         ("", ""),
     ],
 )
@@ -28,8 +37,14 @@ def test_addresses_and_long_numbers_are_masked(text: str, expected: str) -> None
     assert masked(text) == expected
 
 
+@pytest.mark.parametrize("secret", ["123456789", "ann.lee@example.com"])
+def test_a_text_is_cut_after_it_was_masked(secret: str) -> None:
+    text = "x" * (MAX_TEXT - 6) + " " + secret
+    assert logged_text(text) == "x" * (MAX_TEXT - 6) + " #"
+
+
 def test_values_of_filters_are_masked() -> None:
-    value = {"user": {"op": "a@b.c", "is": [True, None, 2024, 12345678, 1.5]}}
+    value = {"user": {"op": "a@b.c", "is": [True, None, 2024, 1234567, 1.5]}}
     assert masked_values(value) == {"user": {"op": "#", "is": [True, None, 2024, "#", 1.5]}}
 
 
