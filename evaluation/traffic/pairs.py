@@ -95,8 +95,10 @@ def _count(
                 clicks.pop(event.object_id, None)
         for hit_id in clicks:
             text.right[hit_id].add(asker)
-        last = max((event.ordinal for event in clicks.values()), default=0)
-        for hit_id in row.query_response_hit_ids[: max(0, last - 1)]:
+        # Not the ordinals of the events: hits may have been forgotten since.
+        hits = row.query_response_hit_ids
+        last = max((position for position, hit_id in enumerate(hits) if hit_id in clicks), default=0)
+        for hit_id in hits[:last]:
             if hit_id not in clicks:
                 text.passed[hit_id].add(asker)
         if not clicks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -68,6 +68,13 @@ def test_a_click_makes_a_pair_and_hits_above_it_were_passed_over(log: Log) -> No
     assert (judged.text, judged.askers) == ("volcanoes", 1)
     assert judged.right == {"c": 1}
     assert judged.wrong == {"a": 1, "b": 1}
+
+
+def test_hits_below_a_click_are_not_judged_where_hits_above_it_were_forgotten(log: Log) -> None:
+    log.search("ann", "volcanoes", clicked=["c"])
+    log.queries = [replace(log.queries[0], query_response_hit_ids=["c", "d"], scores=[0.5, 0.5])]
+    [judged] = log.judged()
+    assert (judged.right, judged.wrong) == ({"c": 1}, {})
 
 
 def test_hits_below_the_last_click_are_not_judged(log: Log) -> None:
