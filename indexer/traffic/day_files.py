@@ -85,15 +85,29 @@ def read_rows(store: Store, index: str, kind: type[RowT], *, since: date | None 
         if since is not None and day < since:
             continue
         seen: set[tuple[str, ...]] = set()
+        for row in _rows_of_day(store, index, kind, day, keys):
+            if row.key not in seen:
+                seen.add(row.key)
+                yield row
+
+
+def _rows_of_day(
+    store: Store, index: str, kind: type[RowT], day: date, keys: Sequence[str]
+) -> Iterator[RowT]:
+    """Yield the rows of a day, also where they are moved into other files meanwhile; some may come twice."""
+    tried: set[str] = set()
+    while keys:
+        has_moved = False
         for key in keys:
             try:
                 rows = read_file(store, key, kind)
-            except NotFoundError:  # the day was removed or rewritten meanwhile
-                continue
-            for row in rows:
-                if row.key not in seen:
-                    seen.add(row.key)
-                    yield row
+            except NotFoundError:  # the day was removed, or its rows are in a new file
+                has_moved = True
+            else:
+                yield from rows
+        tried.update(keys)
+        files = days_of(store, index, kind).get(day, []) if has_moved else []
+        keys = [key for key in files if key not in tried]
 
 
 def read_file(store: Store, key: str, kind: type[RowT]) -> list[RowT]:

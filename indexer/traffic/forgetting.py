@@ -2,21 +2,21 @@
 
 Each file that has such rows is replaced by one without them, in one step, or removed. Rows that a server has not
 written yet are not found: whoever forgets a client that is still active does it again a minute later. A run that is
-ended is repeated as it is.
+ended is repeated as it is: events go before their query, without which nobody could tell whose they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Generic, TypeVar
 
 from scannery.indexer.errors import NotFoundError
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.traffic.day_files import days_of, file_of_rows, read_file
+from scannery.indexer.traffic.day_files import days_of, file_of_rows, read_file, read_rows
 from scannery.indexer.traffic.keys import TrafficKey, client_hashes, read_keys
-from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery
+from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery, day_of
 from scannery.indexer.traffic.texts import same_text
 
 __all__ = ["ForgetReport", "forget_client", "forget_document", "forget_text"]
@@ -50,11 +50,12 @@ def forget_client(store: Store, index: str, client: str) -> ForgetReport:
 
     """
     hashes = _Hashes(read_keys(store), client)
-    queries = _Rewriting(store, index, LoggedQuery)
-    gone = queries.without(lambda day, row: row.client_id in hashes.of(day))
-    events = _Rewriting(store, index, LoggedEvent)
-    events.without(lambda day, row: row.query_id in gone or row.client_id in hashes.of(day))
-    return _report(queries, events)
+    return _forget(
+        store,
+        index,
+        lambda day, row: row.client_id in hashes.of(day),
+        is_event_gone=lambda day, row: row.client_id in hashes.of(day),
+    )
 
 
 def forget_text(store: Store, index: str, text: str) -> ForgetReport:
@@ -63,11 +64,9 @@ def forget_text(store: Store, index: str, text: str) -> ForgetReport:
     Texts are in the log as they were masked; `text` is masked in the same way by the caller.
     """
     form = same_text(text)
-    queries = _Rewriting(store, index, LoggedQuery)
-    gone = queries.without(lambda day, row: row.user_query is not None and same_text(row.user_query) == form)
-    events = _Rewriting(store, index, LoggedEvent)
-    events.without(lambda day, row: row.query_id in gone)
-    return _report(queries, events)
+    return _forget(
+        store, index, lambda day, row: row.user_query is not None and same_text(row.user_query) == form
+    )
 
 
 def forget_document(store: Store, index: str, document_id: str) -> ForgetReport:
@@ -92,6 +91,25 @@ def forget_document(store: Store, index: str, document_id: str) -> ForgetReport:
     queries.changed(lambda day, row: without(row))
     events = _Rewriting(store, index, LoggedEvent)
     events.without(lambda day, row: is_of_it(row.object_id))
+    return _report(queries, events)
+
+
+def _forget(
+    store: Store,
+    index: str,
+    is_query_gone: Callable[[date, LoggedQuery], bool],
+    is_event_gone: Callable[[date, LoggedEvent], bool] = lambda day, row: False,
+) -> ForgetReport:
+    """Remove queries, the events on them, and other events."""
+    queries, events = _Rewriting(store, index, LoggedQuery), _Rewriting(store, index, LoggedEvent)
+
+    def forget_events(query_ids: Set[str]) -> None:
+        events.without(lambda day, row: row.query_id in query_ids or is_event_gone(day, row))
+
+    rows = read_rows(store, index, LoggedQuery)
+    forget_events({row.query_id for row in rows if is_query_gone(day_of(row), row)})
+    if removed := queries.without(is_query_gone):
+        forget_events(removed)  # those that were written meanwhile
     return _report(queries, events)
 
 
@@ -132,17 +150,18 @@ class _Rewriting(Generic[RowT]):
 
     def changed(self, change: Callable[[date, RowT], RowT | None]) -> None:
         """Replace rows by `change` of them; None: a row is removed. Again, until there is nothing to be replaced."""
-        before = -1
-        while self.files > before:  # files may be merged meanwhile
-            before = self.files
-            self._change_files(change)
+        while self._change_files(change):  # files may be merged meanwhile
+            pass
 
-    def _change_files(self, change: Callable[[date, RowT], RowT | None]) -> None:
+    def _change_files(self, change: Callable[[date, RowT], RowT | None]) -> bool:
+        """Replace rows of the files that there are, and return whether there may be others with such rows now."""
+        before_files, has_moved = self.files, False
         for day, keys in days_of(self._store, self._index, self._kind).items():
             for key in keys:
                 try:
                     before: list[RowT] = read_file(self._store, key, self._kind)
-                except NotFoundError:  # its day was removed meanwhile
+                except NotFoundError:  # its day was removed meanwhile, or its rows are in a new file
+                    has_moved = True
                     continue
                 results = [change(day, row) for row in before]
                 touched = sum(result is not row for result, row in zip(results, before, strict=True))
@@ -155,6 +174,7 @@ class _Rewriting(Generic[RowT]):
                     self._store.delete(key)
                 self.rows += touched
                 self.files += 1
+        return has_moved or self.files > before_files
 
 
 def _report(queries: _Rewriting[LoggedQuery], events: _Rewriting[LoggedEvent]) -> ForgetReport:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scannery.indexer import Store
+from scannery.indexer import Store, StoreError
 from scannery.indexer.traffic.day_files import days_of, read_rows, write_rows
 from scannery.indexer.traffic.forgetting import forget_client, forget_document, forget_text
 from scannery.indexer.traffic.keys import TrafficKey, add_key, client_hash, read_keys, usable_keys
@@ -70,6 +70,24 @@ def test_a_document_is_forgotten_with_its_passages(store: Store) -> None:
     assert (first.query_response_hit_ids, first.scores) == (["e10", "e1#x", "e2#1"], [3.0, 4.0, 5.0])
     assert second == query(2)
     assert [each.object_id for each in read_rows(store, INDEX, LoggedEvent)] == ["e10"]
+
+
+def test_a_run_that_ended_is_repeated_as_it_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(store, INDEX, [query(1, user_query="who is ann"), query(2), event(1), event(2)], "a-0")
+    writes = list[str]()
+
+    def write_once(key: str, data: bytes) -> None:
+        if writes:
+            raise StoreError("the process is killed")
+        writes.append(key)
+        type(store).write(store, key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", write_once)
+        with pytest.raises(StoreError):
+            forget_text(store, INDEX, "who is ann")
+    forget_text(store, INDEX, "who is ann")
+    assert (ids(store), ids(store, LoggedEvent)) == (["q2"], ["q2"])
 
 
 def test_other_indexes_keep_their_log(store: Store) -> None:

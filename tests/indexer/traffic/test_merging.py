@@ -11,7 +11,7 @@ import pytest
 from scannery.indexer import Store
 from scannery.indexer.traffic import merging
 from scannery.indexer.traffic.day_files import days_of, read_rows, write_rows
-from scannery.indexer.traffic.forgetting import forget_text
+from scannery.indexer.traffic.forgetting import forget_document, forget_text
 from scannery.indexer.traffic.merging import MIN_FILES, merge_days
 from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery
 from tests.indexer.traffic.test_day_files import NOON, event, query
@@ -94,3 +94,33 @@ def test_files_that_are_merged_while_a_text_is_forgotten_are_found(
     assert merged
     assert "text 3" not in {row.user_query for row in read_rows(store, "library", LoggedQuery)}
     assert len(list(read_rows(store, "library", LoggedQuery))) == 20
+
+
+def merged_at_the_first_reading(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge the files after they were listed by another reader, and before it reads the first of them."""
+    read = store.read
+
+    def merge_and_read(key: str) -> bytes:
+        monkeypatch.setattr(store, "read", read)
+        merge_days(store, "library", TODAY)
+        return read(key)
+
+    monkeypatch.setattr(store, "read", merge_and_read)
+
+
+def test_files_that_are_merged_before_they_are_read_are_found(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged_at_the_first_reading(store, monkeypatch)
+    assert len(list(read_rows(store, "library", LoggedQuery))) == 20
+
+
+def test_a_document_is_forgotten_in_files_that_are_merged_before_they_are_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged_at_the_first_reading(store, monkeypatch)
+    forget_document(store, "library", "a")
+    assert {
+        hit for row in read_rows(store, "library", LoggedQuery) for hit in row.query_response_hit_ids
+    } == {"b"}
+    assert not list(read_rows(store, "library", LoggedEvent))
