@@ -166,10 +166,12 @@ class TrafficRecorder:
         config, query = self._config, answered.query
         # The hits of both messages are one field.
         hits = pb.SearchResponse.FromString(answered.answer).hits[:MAX_HITS]
-        attributes = {"version": answered.version, "mode": _MODES[answered.mode]} | _page_of(request.options)
+        attributes = dict[str, object]()
         text = logged_text(query.text or query.words) if config.text else ""
         if config.text and request.options.ByteSize() <= MAX_OPTIONS_BYTES:
             attributes |= masked_values(MessageToDict(request.options, preserving_proto_field_name=True))
+        # The mode of the answer: that of the options may leave it to the server.
+        attributes |= {"version": answered.version, "mode": _MODES[answered.mode]} | _page_of(request.options)
         return LoggedQuery(
             query_id=answered.query_id.partition(".")[0],
             timestamp=now,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
-from scannery.indexer import IndexerError
+from scannery.indexer import IndexerError, NotFoundError, read_manifest
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.config import TrafficConfig
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -36,7 +37,7 @@ class TrafficLog:
             catalog.store,
             metrics,
             days=config.days,
-            serves=lambda index: catalog.open_snapshot(index) is not None,
+            serves=partial(_serves, catalog),
             indexes=catalog.names,
             before_each=self._keys.refresh,
         )
@@ -63,3 +64,17 @@ class TrafficLog:
     def stop(self) -> None:
         """Write what waits, for at most ten seconds."""
         self._writer.stop()
+
+
+def _serves(catalog: Catalog, index: str) -> bool:
+    """Return whether an index is open, and the store still has it: what another process drops is noticed later.
+
+    Raises StoreError if the store cannot be read.
+    """
+    snapshot = catalog.open_snapshot(index)
+    if snapshot is None:
+        return False
+    try:
+        return read_manifest(catalog.store, index).index_id == snapshot.manifest.index_id
+    except NotFoundError:
+        return False

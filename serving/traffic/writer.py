@@ -16,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
+from functools import partial
 
 from scannery.indexer import Store
 from scannery.indexer.traffic.day_files import remove_days, write_rows
@@ -80,6 +81,7 @@ class TrafficWriter:
             metrics: count rows.
             days: a day is removed when it is this many days old.
             serves: returns whether an index is still served: the folder of one that was dropped must not come back.
+                Raises StoreError if that cannot be known now.
             indexes: returns the names of the indexes whose old days are removed.
             before_each: called by the thread before each writing; its errors are logged.
             every_s: longest time that a row waits.
@@ -223,11 +225,18 @@ class TrafficWriter:
         self.flush()
         if time.monotonic() >= self._clean_at_s:
             self._clean_at_s = time.monotonic() + CLEAN_EVERY_S
-            day = (datetime.now(timezone.utc) - timedelta(hours=1)).date()
-            before = day - timedelta(days=self._days - 1)
-            for index in self._indexes():
-                remove_days(self._store, index, before)
-                merge_days(self._store, index, day)  # of days that ended an hour ago
+            self._clean((datetime.now(timezone.utc) - timedelta(hours=1)).date())
+
+    def _clean(self, day: date) -> None:
+        """Remove the days that are old, and merge others before a day; a file that is damaged keeps nothing else."""
+        before = day - timedelta(days=self._days - 1)
+        for index in self._indexes():
+            for task in (partial(remove_days, before=before), partial(merge_days, before=day)):
+                try:
+                    task(self._store, index)
+                except Exception:  # noqa: BLE001  old days of other indexes are to go all the same
+                    _LOG.exception("index %s: days of the log of queries are not removed or merged", index)
+                    self._metrics.background_failures.inc(("traffic",))
 
 
 def _size_of(row: LoggedQuery) -> int:

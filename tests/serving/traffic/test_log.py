@@ -14,9 +14,11 @@ import pytest
 
 import scannery
 from scannery.indexer import Store, StoreError
+from scannery.indexer.traffic import merging
 from scannery.indexer.traffic.day_files import days_of, read_rows, write_rows
 from scannery.indexer.traffic.keys import client_hashes, read_keys
 from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery
+from scannery.indexer.versions.dropping import drop_index
 from scannery.runtime.errors import ConfigError
 from scannery.serving import Server, ServerConfig
 from scannery.serving.config import TrafficConfig
@@ -79,7 +81,7 @@ def test_texts_filters_and_vectors_are_logged_only_if_wanted(texts: Path, tmp_pa
         for http in (False, True):
             target = f"http://127.0.0.1:{server.http_port}" if http else server.address
             with scannery.connect(target, http=http) as client:
-                client.index("texts").search(text, where={"letters": {"$gt": 123456789}})
+                client.index("texts").search(text, where={"letters": {"$gt": 123456789}}, mode="dense")
                 client.index("texts").search(np.ones(384))
     by_text = [row for row in log_of(store, "texts") if row.user_query]
     assert [row.user_query for row in by_text] == ["who bakes for # #?"] * 2 or by_text[0].user_query
@@ -88,6 +90,7 @@ def test_texts_filters_and_vectors_are_logged_only_if_wanted(texts: Path, tmp_pa
         assert "ann" not in row.query_attributes
         assert "123456789" not in row.query_attributes
         assert "letters" in row.query_attributes
+        assert row.attributes["mode"] == "dense"
         assert row.vector is not None
         assert np.linalg.norm(row.vector) == pytest.approx(1, abs=1e-4)
     assert sum(row.vector == [1.0] * 384 for row in log_of(store, "texts")) == 2
@@ -222,6 +225,23 @@ def test_an_index_that_is_down_does_not_keep_others_waiting(tmp_path: Path) -> N
     assert not store.list("gone")
 
 
+def test_a_damaged_file_keeps_no_old_days(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store", create=True)
+    now = datetime.now(timezone.utc)
+    for index in ("damaged", "library"):
+        for number in range(merging.MIN_FILES):
+            write_rows(store, index, [query(number, now - timedelta(days=2))], f"a-{number}")
+        write_rows(store, index, [query(99, now - timedelta(days=40))], "old-0")
+    store.write(days_of(store, "damaged", LoggedQuery).popitem()[1][0], b"no table")
+    metrics = ServerMetrics()
+    writer = written_by(store, metrics, indexes=lambda: ["damaged", "library"])
+    writer.start()
+    eventually(lambda: len(store.list("library/traffic")) == 1)
+    writer.stop()
+    assert len(days_of(store, "damaged", LoggedQuery)) == 1
+    assert metrics.registry.dump()["scannery_background_failures_total"] == {"traffic": 1}
+
+
 @pytest.mark.system
 def test_searches_are_answered_while_the_store_takes_nothing(
     store: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,6 +281,17 @@ def test_a_dropped_index_leaves_nothing(store: Path) -> None:
         with pytest.raises(scannery.NotFoundError):
             client.feedback(hits.query_id, clicked=[hits[0].id])
     assert not Store.open(store).list("library")
+
+
+@pytest.mark.system
+def test_rows_of_an_index_that_another_process_drops_are_not_written(store: Path) -> None:
+    with serving(store, traffic=ALL, check_every_s=3600) as server:
+        with scannery.connect(server.address, http=False) as client:
+            client.index("library").search(VECTOR)
+            client.index("flat").search(VECTOR[:4])
+        drop_index(Store.open(store), "library", force=True)
+    assert not (store / "library").exists()
+    assert len(log_of(store, "flat")) == 1
 
 
 @pytest.mark.system
