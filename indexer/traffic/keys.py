@@ -107,7 +107,7 @@ def client_hash(key: TrafficKey, client: str, day: date) -> str:
 def text_asker(key: TrafficKey, client: str, text: str) -> str:
     """Return the id of a client among those that ask one text, on any day; for another text, it has another one.
 
-    Askers of a text can be counted over days, and nobody is followed from one text to the next.
+    Askers of a text can be counted over days; who asks it on two of them links what it asked on both.
     """
     return _hash(key, b"asker", f"{same_text(text)}\0{client}")
 
