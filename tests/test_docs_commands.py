@@ -68,6 +68,8 @@ ELSEWHERE = {
     "docs/cluster.md": "tests/cluster starts the same processes, and kills them",
     "docs/operations/cluster-runbook.md": "needs a cluster that fails; tests/cluster kills and stops its processes",
     "docs/evaluate.md": "tests/test_docs_evaluate.py runs it",
+    "docs/feedback.md": "needs users; tests/serving/traffic and tests/cli/evaluation/test_log.py do the same",
+    "docs/training.md": "needs judged queries; tests/cli/models trains, promotes and rolls back",
     "docs/mcp.md": "it needs a server and goes on for ever; tests/bridges/mcp starts the same processes",
     "docs/operations/proxies.md": "tests/serving/transport/test_proxies.py starts the proxies with its text",
     "docs/embedding.md": "needs a TPU and models that are not installed",
