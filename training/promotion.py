@@ -6,6 +6,8 @@ and servers, roots and leaves take it over like any version.
 
 from __future__ import annotations
 
+import contextlib
+
 from scannery.indexer import Store
 from scannery.indexer.errors import NotFoundError
 from scannery.indexer.manifest import Manifest, Ranker
@@ -69,8 +71,10 @@ def check_fits(model: ModelVersion, manifest: Manifest) -> None:
 def rollback(store: Store, index: str) -> Manifest:
     """Publish a version of an index with the model before the current one, or without one; return its manifest.
 
+    Models that the store does not have, as after a restore elsewhere, are passed over: there is always a way back.
+
     Raises:
-        NotFoundError: there is no such index, it has no model, or the one before is gone.
+        NotFoundError: there is no such index, or it has no model.
 
     """
     registry = ModelRegistry(store)
@@ -81,11 +85,11 @@ def rollback(store: Store, index: str) -> Manifest:
             raise NotFoundError(
                 f"version {parent.version} of index {index!r} has no model to roll back", field="index"
             )
-        if not current.former:
-            return None
-        *former, reference = current.former
-        model = registry.read(reference)
-        check_fits(model, parent)
-        return model.ranker.model_copy(update={"former": tuple(former)})
+        for number, reference in reversed([*enumerate(current.former)]):
+            with contextlib.suppress(NotFoundError, PromotionRefusedError):
+                model = registry.read(reference)
+                check_fits(model, parent)
+                return model.ranker.model_copy(update={"former": current.former[:number]})
+        return None
 
     return rank_index(store, index, previous)

@@ -13,8 +13,10 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.indexer import Manifest, Store, read_manifest
+from scannery.indexer.manifest import Ranker
 from scannery.indexer.models.manifest import ModelVersion
 from scannery.indexer.models.registry import ModelRegistry
+from scannery.indexer.versions.creation import rank_index
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
 from scannery.pipelines.tuning import search_measurement
@@ -167,6 +169,16 @@ def test_a_rollback_brings_the_model_before_back(store: Path, tmp_path: Path) ->
         seen.append(ranker.model)
         assert main(["model", "rollback", "-i", "talks", *where]) == 0
     assert seen == ["fishes@1", "birds@1", "animals@1"]
+
+
+def test_a_rollback_passes_over_models_that_the_store_does_not_have(store: Path) -> None:
+    fusion = current(store).fusion
+    assert fusion is not None
+    assert fusion.scales is not None
+    ranker = Ranker(model="gone@2", former=("gone@1",), alpha=0.5, scales=fusion.scales, queries=50)
+    rank_index(Store.open(store), "talks", lambda _: ranker)
+    assert main(["model", "rollback", "-i", "talks", "--store", str(store)]) == 0
+    assert current(store).ranker is None
 
 
 def test_old_models_go_unless_an_index_needs_them(
