@@ -8,12 +8,12 @@ and no others: files are written whole.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
@@ -90,7 +90,8 @@ class TrafficWriter:
         self._store, self._metrics, self._days, self._every_s = store, metrics, days, every_s
         self._serves, self._indexes, self._before_each = serves, indexes, before_each
         self._holder = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._numbers = itertools.count()
+        self._numbers: Counter[str] = Counter()
+        """Writings of each index. One that fails is repeated under its name: what it has written is replaced."""
         self._unmade: list[_Unmade] = []
         self._waiting: list[_Waiting] = []
         self._rows = self._bytes = 0
@@ -201,7 +202,8 @@ class TrafficWriter:
     def _write(self, index: str, rows: list[LoggedRow]) -> None:
         if not self._serves(index):
             return
-        write_rows(self._store, index, rows, f"{self._holder}-{next(self._numbers)}")
+        write_rows(self._store, index, rows, f"{self._holder}-{self._numbers[index]}")
+        self._numbers[index] += 1
         for row in rows:
             self._metrics.traffic_rows.inc((row.FOLDER,))
 

@@ -155,16 +155,16 @@ def test_old_days_go(store: Path) -> None:
 
 
 class FailingStore:
-    """A store of which writing fails while `fails` is set."""
+    """A store of which writing fails while `fails` is set, to keys that have `fails_at` in them."""
 
     def __init__(self, path: Path) -> None:
-        self.store, self.fails = Store.open(path, create=True), True
+        self.store, self.fails, self.fails_at = Store.open(path, create=True), True, ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
     def write(self, key: str, data: bytes) -> None:
-        if self.fails:
+        if self.fails and self.fails_at in key:
             raise StoreError("the store is down")
         self.store.write(key, data)
 
@@ -192,6 +192,23 @@ def test_rows_wait_while_the_store_is_down_and_some_are_dropped(
     dump = metrics.registry.dump()
     assert dump["scannery_traffic_dropped_total"] == {"traffic": 1, "feedback": 1}
     assert dump["scannery_traffic_rows_total"] == {"traffic": 100}
+
+
+def test_what_was_written_before_a_failure_is_replaced(tmp_path: Path) -> None:
+    store = FailingStore(tmp_path / "store")
+    store.fails_at = "/traffic/"
+    writer = written_by(store, ServerMetrics())
+    writer.add("library", event(), 10)
+    for number in range(3):
+        writer.add_later("library", partial(query, number), 10)
+        with pytest.raises(StoreError):
+            writer.flush()
+    store.fails = False
+    writer.flush()
+    writer.add_later("library", partial(query, 3), 10)
+    writer.flush()
+    assert len(log_of(tmp_path / "store")) == 4
+    assert (len(store.list("library/feedback")), len(store.list("library/traffic"))) == (1, 2)
 
 
 def test_the_memory_of_waiting_rows_is_bounded(tmp_path: Path) -> None:
