@@ -81,12 +81,14 @@ def read_rows(store: Store, index: str, kind: type[RowT], *, since: date | None 
         StoreError: it cannot be read.
 
     """
+    seen: set[tuple[str, ...]] = set()
     for day, keys in days_of(store, index, kind).items():
         if since is not None and day < since:
             continue
-        seen: set[tuple[str, ...]] = set()
+        # Feedback is taken for 24 hours: what is sent again may be on the next day.
+        seen_before, seen = seen, set()
         for row in _rows_of_day(store, index, kind, day, keys):
-            if row.key not in seen:
+            if row.key not in seen and row.key not in seen_before:
                 seen.add(row.key)
                 yield row
 

@@ -169,3 +169,11 @@ def test_a_client_has_another_id_each_day_and_for_each_text(store: Store) -> Non
     assert client_hash(key, "ann", today) != client_hash(key, "bob", today)
     assert text_asker(key, "ann", "Deep  Learning") == text_asker(key, "ann", "deep learning ")
     assert text_asker(key, "ann", "deep learning") != text_asker(key, "ann", "learning")
+
+
+def test_an_event_that_is_sent_again_after_midnight_is_read_once(store: Store) -> None:
+    write_rows(store, "library", [event(1), event(1, NOON + timedelta(hours=13)), event(2)], "a-0")
+    assert [(row.query_id, row.timestamp) for row in read_rows(store, "library", LoggedEvent)] == [
+        ("q1", NOON),
+        ("q2", NOON),
+    ]
