@@ -67,6 +67,10 @@ def load_training_spec(path: str | Path) -> tuple[TrainingSpec, Path]:
         raise InvalidSpecError(f"training spec {path}: {reason}", field="spec") from error
     except yaml.YAMLError as error:
         raise InvalidSpecError(f"training spec {path} is no YAML: {error}", field="spec") from error
+    if not isinstance(data, dict):
+        raise InvalidSpecError(
+            f"training spec {path}: must be a mapping with name, index and evaluate", field="spec"
+        )
     try:
         return TrainingSpec.model_validate(data), file.parent
     except ValidationError as error:

@@ -16,7 +16,7 @@ import numpy as np
 from scannery.client import Client, Index
 from scannery.evaluation.judgements import Judgements, read_judgements, read_queries
 from scannery.indexer import Store, read_aliases, read_manifest
-from scannery.indexer.manifest import Manifest, Ranker, RelevanceCurve
+from scannery.indexer.manifest import FusionWeight, Manifest, Ranker, RelevanceCurve
 from scannery.indexer.models.features import FEATURES
 from scannery.indexer.models.manifest import Difference, Evaluation, ModelVersion
 from scannery.indexer.models.registry import ModelRegistry
@@ -49,10 +49,17 @@ class Judged:
     """nDCG@10 of the hits that the index returns today, float64."""
     query_set: str
     """SHA-256 of queries and judgements."""
+    questions: frozenset[str]
+    """Texts of the queries, without differences of case and blanks."""
 
 
 def judged_queries(
-    index: Index, spec: JudgedQueries, folder: Path, progress: Progress | None = None
+    index: Index,
+    spec: JudgedQueries,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    fitted: frozenset[str] = frozenset(),
 ) -> Judged:
     """Return judged queries with what an index answers to them, each text once; those without a text are left out.
 
@@ -61,14 +68,21 @@ def judged_queries(
         spec: the files.
         folder: that their paths are relative to.
         progress: gets the number of answered queries and of all.
+        fitted: `Judged.questions` that a ranker is fitted to, which are left out: it is too good for them.
 
     Raises:
         InputNotFoundError: a file is not there.
-        CollectionError: a file cannot be read, or no query has a relevant document.
+        CollectionError: a file cannot be read, or no query that is left has a relevant document.
 
     """
     queries = {name: query.text for name, query in read_queries(folder / spec.queries).items() if query.text}
-    texts, judgements = _questions(queries, read_judgements(folder / spec.qrels))
+    new = {name: text for name, text in queries.items() if _question(text) not in fitted}
+    if queries and not new:
+        raise CollectionError(
+            f"queries: all of {spec.queries} are among the queries that the ranker is fitted to",
+            field="queries",
+        )
+    texts, judgements = _questions(new, read_judgements(folder / spec.qrels))
     if not texts:
         raise CollectionError(
             f"qrels: no query of {spec.queries} with a text has a relevant document; do the ids of both files match?",
@@ -78,7 +92,13 @@ def judged_queries(
     groups = None if spec.passages else 1
     answers = [index.search(text, COMPARED_HITS, fields=[], max_per_group=groups) for text in texts.values()]
     rankings = [[hit.id if spec.passages else hit.document_id for hit in hits] for hits in answers]
-    return Judged(samples, gains_of(samples, rankings), query_set_of(texts, judgements))
+    questions = frozenset(map(_question, texts.values()))
+    return Judged(samples, gains_of(samples, rankings), query_set_of(texts, judgements), questions)
+
+
+def _question(text: str) -> str:
+    """Return a text without differences of case and blanks."""
+    return " ".join(text.casefold().split())
 
 
 def _questions(queries: Mapping[str, str], judgements: Judgements) -> tuple[dict[str, str], Judgements]:
@@ -93,7 +113,7 @@ def _questions(queries: Mapping[str, str], judgements: Judgements) -> tuple[dict
     for name, text in queries.items():
         levels = judgements.get(name, {})
         if any(level > 0 for level in levels.values()):
-            first = names.setdefault(" ".join(text.casefold().split()), name)
+            first = names.setdefault(_question(text), name)
             texts.setdefault(first, text)
             of_first = merged.setdefault(first, {})
             of_first |= {key: max(level, of_first.get(key, level)) for key, level in levels.items()}
@@ -119,21 +139,17 @@ def train_ranking(
     """
     name = read_aliases(store).get(spec.index, spec.index)
     index, manifest = client.index(name), read_manifest(store, name)
-    fusion = manifest.fusion
-    if fusion is None or fusion.scales is None or manifest.spec.search.mode not in (None, "hybrid"):
-        raise CollectionError(
-            f"version {manifest.version} of index {spec.index!r} has no hybrid search by default with measured scales, "
-            "whose hits a ranker orders: a build of at least 200 passages with an encoder and `lexical: true` has it, "
-            "unless the spec sets `search.mode` or `search.alpha`",
-            field="index",
-        )
+    fusion = _measured_fusion(manifest)
     target = judged_queries(index, spec.evaluate, folder, progress)
     if len(target.samples) < FOLDS:
         raise CollectionError(
             f"{len(target.samples)} judged queries are too few to fit anything; judge at least 50",
             field="qrels",
         )
-    guards = {each.name: judged_queries(index, each, folder, progress) for each in spec.evaluate.guards}
+    guards = {
+        each.name: judged_queries(index, each, folder, progress, fitted=target.questions)
+        for each in spec.evaluate.guards
+    }
     held_out = cross_validated(target.samples, seed=spec.seed)
     weights_F = fitted_weights(target.samples)
     curve = _curve(index, manifest, target.samples, held_out.scores, weights_F)
@@ -175,6 +191,19 @@ def train_ranking(
         )
 
     return registry.register(spec.name, version)
+
+
+def _measured_fusion(manifest: Manifest) -> FusionWeight:
+    """Return the weight of the default search, with scales; raises CollectionError if there is none."""
+    fusion = manifest.fusion
+    if fusion is None or fusion.scales is None or manifest.spec.search.mode not in (None, "hybrid"):
+        raise CollectionError(
+            f"version {manifest.version} of index {manifest.index!r} has no hybrid search by default with measured "
+            "scales, whose hits a ranker orders: a build of at least 200 passages with an encoder and `lexical: true` "
+            "has it, unless the spec sets `search.mode` or `search.alpha`",
+            field="index",
+        )
+    return fusion
 
 
 def compared(judged: Judged, ranker: Ranker) -> Difference:

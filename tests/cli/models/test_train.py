@@ -279,10 +279,10 @@ def test_an_alias_stands_for_the_index_and_commands_can_be_copied(
 def test_a_guard_that_loses_is_refused(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = judged(tmp_path, long_talk)
+    judged(tmp_path, long_talk, pairs=slice(60, 100))
     (tmp_path / "queries.jsonl").rename(tmp_path / "others.jsonl")
     (tmp_path / "qrels.tsv").rename(tmp_path / "others.tsv")
-    spec = judged(tmp_path, short_talk)
+    spec = judged(tmp_path, short_talk, pairs=slice(0, 60))
     spec.write_text(
         "name: animals\nindex: talks\nevaluate:\n  queries: queries.jsonl\n  qrels: qrels.tsv\n"
         "  guards: [{name: long talks, queries: others.jsonl, qrels: others.tsv}]\n"
@@ -294,6 +294,28 @@ def test_a_guard_that_loses_is_refused(
         main(["model", "evaluate", "animals", "-i", "talks", "--store", str(store), *others, "--json"]) == 0
     )
     assert json.loads(capsys.readouterr().out)["candidate"] < 0.8
+
+
+def test_guards_are_queries_that_the_ranker_was_not_fitted_to(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--store", str(store), "--json")
+    judged(tmp_path, long_talk)
+    (tmp_path / "queries.jsonl").rename(tmp_path / "others.jsonl")
+    (tmp_path / "qrels.tsv").rename(tmp_path / "others.tsv")
+    spec = judged(tmp_path, short_talk, pairs=slice(0, 70))
+    guards = "  guards: [{name: long talks, queries: others.jsonl, qrels: others.tsv}]\n"
+    spec.write_text(
+        f"name: animals\nindex: talks\nevaluate:\n  queries: queries.jsonl\n  qrels: qrels.tsv\n{guards}"
+    )
+    assert main(["train", str(spec), *where]) == 0
+    assert json.loads(capsys.readouterr().out)["evaluation"]["guards"]["long talks"]["queries"] == 30
+    judged(tmp_path, short_talk)
+    spec.write_text(
+        f"name: animals\nindex: talks\nevaluate:\n  queries: queries.jsonl\n  qrels: qrels.tsv\n{guards}"
+    )
+    assert main(["train", str(spec), *where]) == 2
+    assert "all of others.jsonl are among the queries" in capsys.readouterr().err
 
 
 def test_another_index_and_another_analyser_do_not_get_the_model(
@@ -324,6 +346,8 @@ def test_another_index_and_another_analyser_do_not_get_the_model(
         ("name: Animals\nindex: talks\nevaluate: {queries: a, qrels: b}\n", "name"),
         ("name: animals\nindex: talks\nevaluate: {queries: a, qrels: b, guard: []}\n", "evaluate.guard"),
         ("name: [", "is no YAML"),
+        ("- name", "must be a mapping"),
+        ("", "must be a mapping"),
     ],
 )
 def test_a_wrong_spec_names_its_key(
