@@ -18,6 +18,9 @@ from scannery.training.errors import PromotionRefusedError
 
 __all__ = ["check_fits", "promote", "rollback"]
 
+MAX_FORMER = 20
+"""Models that an index can be rolled back to, one after the other."""
+
 
 def promote(store: Store, reference: str, index: str) -> Manifest:
     """Publish a version of an index with a model, and return its manifest; the current one if it has it already.
@@ -28,7 +31,8 @@ def promote(store: Store, reference: str, index: str) -> Manifest:
         index: name of the index.
 
     Raises:
-        PromotionRefusedError: the gate refused the model, or it was made for another index, encoder or analyser.
+        PromotionRefusedError: the gate refused the model, it was compared with another order of hits than today's, or
+            was made for another index, encoder or analyser.
         NotFoundError: there is no such model or index.
 
     """
@@ -42,10 +46,22 @@ def promote(store: Store, reference: str, index: str) -> Manifest:
         current = parent.ranker
         if current is not None and current.model == model.reference:
             return current
-        former = () if current is None else (*current.former, current.model)
+        _check_compared(model, None if current is None else current.model)
+        former = () if current is None else (*current.former, current.model)[-MAX_FORMER:]
         return model.ranker.model_copy(update={"former": former})
 
     return rank_index(store, index, promoted)
+
+
+def _check_compared(model: ModelVersion, current: str | None) -> None:
+    """Raise PromotionRefusedError if hits are not in the order any more that a model was found to be better than."""
+    compared_with = model.evaluation.compared_with
+    if compared_with != current:
+        raise PromotionRefusedError(
+            f"model {model.reference} is better than {compared_with or 'the measured weight'}, but "
+            f"{current or 'the measured weight'} orders the hits today: train it again, or roll back first",
+            field="model",
+        )
 
 
 def check_fits(model: ModelVersion, manifest: Manifest) -> None:

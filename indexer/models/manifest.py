@@ -44,6 +44,8 @@ class Evaluation(_Record):
 
     query_set: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """SHA-256 of the target's queries and judgements: who asks the same ones often finds what suits them by chance."""
+    compared_with: str | None = None
+    """Model that ordered the hits that the candidate was compared with; None: the measured weight did."""
     target: Difference
     """The queries that it should be better for."""
     earlier: Annotated[int, Field(ge=0)] = 0

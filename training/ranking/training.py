@@ -169,6 +169,7 @@ def train_ranking(
     difference = difference_of(target.current_Q, held_out.gains_Q)
     evaluation = Evaluation(
         query_set=target.query_set,
+        compared_with=None if manifest.ranker is None else manifest.ranker.model,
         earlier=earlier,
         target=difference,
         guards=differences,

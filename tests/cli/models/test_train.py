@@ -146,22 +146,51 @@ def test_a_ranker_is_trained_promoted_kept_by_writes_and_rolled_back(
     assert main(["model", "rollback", "-i", "talks", *where]) == 3
 
 
+def copy_of(model: ModelVersion, name: str, number: int, compared_with: str | None) -> ModelVersion:
+    """Return a version of a model with the weights of another one, compared with some order."""
+    return model.model_copy(
+        update={
+            "name": name,
+            "version": number,
+            "ranker": model.ranker.model_copy(update={"model": f"{name}@{number}"}),
+            "evaluation": model.evaluation.model_copy(update={"compared_with": compared_with}),
+        }
+    )
+
+
+def test_a_model_that_was_compared_with_another_order_is_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
+    for _ in range(2):
+        assert main(["train", str(spec), *where]) == 0
+    assert main(["model", "promote", "animals@1", "-i", "talks", *where]) == 0
+    capsys.readouterr()
+    assert main(["model", "promote", "animals@2", "-i", "talks", *where]) == 1
+    assert "is better than the measured weight, but animals@1 orders the hits" in capsys.readouterr().err
+    assert main(["model", "rollback", "-i", "talks", *where]) == 0
+    assert main(["model", "promote", "animals@2", "-i", "talks", *where]) == 0
+    former = tuple(f"animals@{number}" for number in range(1, 40))
+    ranker = current(store).ranker
+    assert ranker is not None
+    with_former = ranker.model_copy(update={"former": former})
+    rank_index(Store.open(store), "talks", lambda _: with_former)
+    registry = ModelRegistry(Store.open(store))
+    first = registry.read("animals@1")
+    registry.register("birds", lambda number: copy_of(first, "birds", number, "animals@2"))
+    assert main(["model", "promote", "birds", "-i", "talks", *where]) == 0
+    ranker = current(store).ranker
+    assert ranker is not None
+    assert ranker.former == (*former[-19:], "animals@2")
+
+
 def test_a_rollback_brings_the_model_before_back(store: Path, tmp_path: Path) -> None:
     spec, where = judged(tmp_path, short_talk), ("--store", str(store))
     assert main(["train", str(spec), *where]) == 0
     registry = ModelRegistry(Store.open(store))
     first = registry.read("animals@1")
-    for name in ("birds", "fishes"):
-        registry.register(
-            name,
-            lambda number, name=name: first.model_copy(  # type: ignore[misc]
-                update={
-                    "name": name,
-                    "version": number,
-                    "ranker": first.ranker.model_copy(update={"model": f"{name}@{number}"}),
-                }
-            ),
-        )
+    registry.register("birds", lambda number: copy_of(first, "birds", number, "animals@1"))
+    registry.register("fishes", lambda number: copy_of(first, "fishes", number, "birds@1"))
     for name in ("animals", "birds", "fishes"):
         assert main(["model", "promote", name, "-i", "talks", *where]) == 0
     seen = []
@@ -189,12 +218,8 @@ def test_old_models_go_unless_an_index_needs_them(
     registry = ModelRegistry(Store.open(store))
     first = registry.read("animals@1")
 
-    def again(number: int) -> ModelVersion:
-        ranker = first.ranker.model_copy(update={"model": f"animals@{number}"})
-        return first.model_copy(update={"version": number, "ranker": ranker})
-
     for _ in range(5):
-        registry.register("animals", again)
+        registry.register("animals", lambda number: copy_of(first, "animals", number, "animals@1"))
     for reference in ("animals@1", "animals@3"):
         assert main(["model", "promote", reference, "-i", "talks", *where]) == 0
     capsys.readouterr()
