@@ -207,14 +207,13 @@ class RequestLifecycle:
             response: serialised.
 
         """
-        is_many = active.path == _SEARCH_MANY
         # A serialised answer begins with its hits.
-        if not is_many and response[:1] != _FIRST_HIT:
+        if response[:1] != _FIRST_HIT and active.path != _SEARCH_MANY:
             self._metrics.empty_answers.inc((active.index,))
         if self._traffic is None:
             return response
-        took_s = time.monotonic() - active.taken_s
-        return response + self._traffic.ids_of(active.index, request_of, response, took_s, many=is_many)
+        took_s, many = time.monotonic() - active.taken_s, active.path == _SEARCH_MANY
+        return response + self._traffic.ids_of(active.index, request_of, response, took_s, many=many)
 
     def recorded_of_stream(
         self,
