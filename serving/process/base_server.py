@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
@@ -21,11 +22,13 @@ from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.metrics.exposition import Publisher
-from scannery.serving.traffic.recorder import TrafficRecorder
 from scannery.serving.transport.grpc.grpc_server import GrpcServer
 from scannery.serving.transport.health import Health
 from scannery.serving.transport.http import HttpEndpoint
 from scannery.serving.transport.lifecycle import RequestLifecycle
+
+if TYPE_CHECKING:
+    from scannery.serving.traffic.recorder import TrafficRecorder
 
 __all__ = ["BaseServer"]
 

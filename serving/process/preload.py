@@ -77,6 +77,8 @@ def preload(
     """
     store = Store.open(config.store)
     load_bridges(config)
+    if config.traffic.is_on:
+        import scannery.serving.traffic.traffic_log  # noqa: F401  workers share it
     if before is None:
         check_log_root(log_root_of(config.log))
     preloaded = PreloadedState(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scannery.indexer import Store
 from scannery.live.log.location import log_root_of
@@ -38,8 +38,10 @@ from scannery.serving.services.search import Service
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.serving.traffic.traffic_log import TrafficLog
 from scannery.serving.transport.health import INDEX_PREFIX
+
+if TYPE_CHECKING:
+    from scannery.serving.traffic.traffic_log import TrafficLog
 
 __all__ = ["Server", "health_name"]
 
@@ -97,7 +99,12 @@ class Server(BaseServer):
         self._catalog = _catalog(config, preloaded, context, self._recall, self._leaves)
         self._reservoirs = _reservoirs(config, context, self._catalog)
         metrics = ServerMetrics()
-        self._traffic = TrafficLog(self._catalog, config.traffic, metrics) if config.traffic.is_on else None
+        self._traffic: TrafficLog | None = None
+        if config.traffic.is_on:
+            # Its kernels and formats are imported where they are used alone.
+            from scannery.serving.traffic.traffic_log import TrafficLog
+
+            self._traffic = TrafficLog(self._catalog, config.traffic, metrics)
         service = None if config.role == "leaf" else self._service(context)
         self._observer = self._query_observer(service, metrics)
         super().__init__(

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
@@ -31,8 +31,10 @@ from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.query_stats import QueryStats
-from scannery.serving.traffic.recorder import TrafficRecorder
 from scannery.v1 import search_pb2
+
+if TYPE_CHECKING:
+    from scannery.serving.traffic.recorder import TrafficRecorder
 
 __all__ = [
     "CHECK_AGAIN_AFTER_S",
