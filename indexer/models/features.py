@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from scannery.indexer.manifest import FusionScales
+from scannery.indexer.manifest import FusionScales, Ranker
 from scannery.indexer.tuning.score_fusion import Scale
 
-__all__ = ["CANDIDATES", "FEATURES", "RowFeatures", "feature_values"]
+__all__ = ["CANDIDATES", "FEATURES", "RowFeatures", "feature_values", "weight_vector"]
 
 CANDIDATES = 200
 """Rows of the fused order that a ranker orders anew; others follow them."""
@@ -62,6 +62,11 @@ class RowFeatures:
     def table(self) -> np.ndarray:
         """Return the table of which `of` makes these features, float64 (H, C)."""
         return np.stack([getattr(self, each.name).astype(np.float64) for each in fields(self)], axis=1)
+
+
+def weight_vector(ranker: Ranker) -> np.ndarray:
+    """Return the weights of a ranker in the order of `FEATURES`, float64 (F,)."""
+    return np.array([ranker.weights.get(name, 0.0) for name in FEATURES])
 
 
 def feature_values(rows: RowFeatures, scales: FusionScales, highest_score: float) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from scannery.indexer import WeightedTerms
 from scannery.indexer.manifest import Ranker
-from scannery.indexer.models.features import CANDIDATES, FEATURES, feature_values
+from scannery.indexer.models.features import CANDIDATES, FEATURES, feature_values, weight_vector
 from scannery.serving.engine.hybrid import followed, keys_of
 from scannery.serving.engine.lexical import Words
 from scannery.serving.engine.row_source import FusedCandidates
@@ -38,7 +38,8 @@ class LearnedCandidates:
 
         """
         self._candidates, self._segments = candidates, segments
-        self._scales, self._weights = ranker.scales, ranker.weights
+        self._scales = ranker.scales
+        self._weights_F = weight_vector(ranker) if ranker.weights else None
 
     @property
     def total(self) -> int:
@@ -69,10 +70,9 @@ class LearnedCandidates:
         # No row has a score by words where the query has none.
         values_FH = feature_values(rows, self._scales, words.highest_score or 1.0)
         first = replace(first, features=values_FH.T)
-        if self._weights:
-            weights_F = np.array([self._weights.get(name, 0.0) for name in FEATURES])
+        if self._weights_F is not None:
             # Feature by feature: a matrix product adds in an order that depends on where a row stands.
-            scores_H = (weights_F[:, None] * values_FH).sum(axis=0)
+            scores_H = (self._weights_F[:, None] * values_FH).sum(axis=0)
             first = replace(first, scores=scores_H.astype(np.float32))
         first = by_score_and_id(first, self._segments)
         if depth <= CANDIDATES:

@@ -17,7 +17,7 @@ from scannery.evaluation.judgements import Judgements
 from scannery.indexer.models.features import CANDIDATES, FEATURES
 from scannery.pipelines.errors import CollectionError
 
-__all__ = ["BALANCE", "Sample", "best_documents", "read_samples"]
+__all__ = ["BALANCE", "Sample", "best_documents", "best_scores", "read_samples"]
 
 BALANCE = 0.5
 """Weight of dense search that chooses the candidates: rows that only one side finds are among them, too."""
@@ -83,5 +83,12 @@ def _sample(name: str, hits: Hits, levels: Mapping[str, int], *, passages: bool)
 
 def best_documents(sample: Sample, scores_H: np.ndarray) -> list[str]:
     """Return the judged keys of the candidates of a query by score, each once, best first."""
-    order_H = np.argsort(-scores_H, kind="stable").tolist()
-    return list(dict.fromkeys(sample.keys[position] for position in order_H))
+    return list(best_scores(sample, scores_H))
+
+
+def best_scores(sample: Sample, scores_H: np.ndarray) -> dict[str, float]:
+    """Return `best_documents` with the best score of each."""
+    best: dict[str, float] = {}
+    for position in np.argsort(-scores_H, kind="stable").tolist():
+        best.setdefault(sample.keys[position], float(scores_H[position]))
+    return best

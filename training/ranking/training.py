@@ -17,15 +17,16 @@ from scannery.client import Client, Index
 from scannery.evaluation.judgements import Judgements, read_judgements, read_queries
 from scannery.indexer import Store, read_aliases, read_manifest
 from scannery.indexer.manifest import FusionWeight, Manifest, Ranker, RelevanceCurve
-from scannery.indexer.models.features import FEATURES
+from scannery.indexer.models.features import FEATURES, weight_vector
 from scannery.indexer.models.manifest import Difference, Evaluation, ModelVersion
 from scannery.indexer.models.registry import ModelRegistry
+from scannery.indexer.traffic.texts import same_text
 from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.tuning.foreign_questions import foreign_questions
 from scannery.pipelines.tuning.relevance_curves import HITS, Samples, fitted_curve
 from scannery.training.gate.decision import difference_of, query_set_of, reasons_against
 from scannery.training.ranking.fitting import FOLDS, cross_validated, fitted_weights, gains_of
-from scannery.training.ranking.samples import BALANCE, Sample, best_documents, read_samples
+from scannery.training.ranking.samples import BALANCE, Sample, best_documents, best_scores, read_samples
 from scannery.training.spec import JudgedQueries, TrainingSpec
 
 __all__ = ["Judged", "compared", "judged_queries", "train_ranking"]
@@ -76,7 +77,7 @@ def judged_queries(
 
     """
     queries = {name: query.text for name, query in read_queries(folder / spec.queries).items() if query.text}
-    new = {name: text for name, text in queries.items() if _question(text) not in fitted}
+    new = {name: text for name, text in queries.items() if same_text(text) not in fitted}
     if queries and not new:
         raise CollectionError(
             f"queries: all of {spec.queries} are among the queries that the ranker is fitted to",
@@ -92,13 +93,8 @@ def judged_queries(
     groups = None if spec.passages else 1
     answers = [index.search(text, COMPARED_HITS, fields=[], max_per_group=groups) for text in texts.values()]
     rankings = [[hit.id if spec.passages else hit.document_id for hit in hits] for hits in answers]
-    questions = frozenset(map(_question, texts.values()))
+    questions = frozenset(map(same_text, texts.values()))
     return Judged(samples, gains_of(samples, rankings), query_set_of(texts, judgements), questions)
-
-
-def _question(text: str) -> str:
-    """Return a text without differences of case and blanks."""
-    return " ".join(text.casefold().split())
 
 
 def _questions(queries: Mapping[str, str], judgements: Judgements) -> tuple[dict[str, str], Judgements]:
@@ -113,7 +109,7 @@ def _questions(queries: Mapping[str, str], judgements: Judgements) -> tuple[dict
     for name, text in queries.items():
         levels = judgements.get(name, {})
         if any(level > 0 for level in levels.values()):
-            first = names.setdefault(_question(text), name)
+            first = names.setdefault(same_text(text), name)
             texts.setdefault(first, text)
             of_first = merged.setdefault(first, {})
             of_first |= {key: max(level, of_first.get(key, level)) for key, level in levels.items()}
@@ -209,7 +205,7 @@ def _measured_fusion(manifest: Manifest) -> FusionWeight:
 
 def compared(judged: Judged, ranker: Ranker) -> Difference:
     """Return what a ranker is better by than what an index returns today, for queries that it was not fitted to."""
-    weights_F = np.array([ranker.weights.get(name, 0.0) for name in FEATURES])
+    weights_F = weight_vector(ranker)
     rankings = [best_documents(each, weights_F @ each.values_FH) for each in judged.samples]
     return difference_of(judged.current_Q, gains_of(judged.samples, rankings))
 
@@ -235,10 +231,7 @@ def _hits(samples: Sequence[Sample], scores: Sequence[np.ndarray]) -> Samples:
     """Return the best documents of each query with their scores, and whether they answer it."""
     hits = Samples([], [])
     for sample, scores_H in zip(samples, scores, strict=True):
-        best: dict[str, float] = {}
-        for position in np.argsort(-scores_H, kind="stable").tolist():
-            best.setdefault(sample.keys[position], float(scores_H[position]))
-        first = list(best.items())[:HITS]
+        first = list(best_scores(sample, scores_H).items())[:HITS]
         hits.scores.append(np.array([score for _, score in first]))
         hits.answers.append(np.array([sample.levels.get(key, 0) > 0 for key, _ in first], bool))
     return hits
