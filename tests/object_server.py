@@ -157,9 +157,11 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = parse_qs(url.query, keep_blank_values=True)
         if "delete" in query:
-            for key in re.findall(r"<Key>(.*?)</Key>", data.decode()):
+            keys = re.findall(r"<Key>(.*?)</Key>", data.decode())
+            for key in keys:
                 self.server.objects.pop(f"{url.path.rstrip('/')}/{html.unescape(key)}", None)
-            self._answer(200, b"<DeleteResult></DeleteResult>")
+            deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+            self._answer(200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
             return
         if "uploads" in query:
             name = f"upload{len(self.server.uploads)}"

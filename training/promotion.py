@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 
 from scannery.indexer import Store
-from scannery.indexer.errors import NotFoundError
+from scannery.indexer.errors import InvalidSpecError, NotFoundError
 from scannery.indexer.manifest import Manifest, Ranker
-from scannery.indexer.models.manifest import ModelVersion
+from scannery.indexer.models.manifest import RankingVersion
 from scannery.indexer.models.registry import ModelRegistry
 from scannery.indexer.versions.creation import rank_index
 from scannery.training.errors import PromotionRefusedError
@@ -36,7 +36,7 @@ def promote(store: Store, reference: str, index: str) -> Manifest:
         NotFoundError: there is no such model or index.
 
     """
-    model = ModelRegistry(store).read(reference)
+    model = ModelRegistry(store).read_ranking(reference)
     if model.evaluation.refused:
         reasons = "; ".join(model.evaluation.refused)
         raise PromotionRefusedError(f"model {model.reference} may not be promoted: {reasons}", field="model")
@@ -53,7 +53,7 @@ def promote(store: Store, reference: str, index: str) -> Manifest:
     return rank_index(store, index, promoted)
 
 
-def _check_compared(model: ModelVersion, current: str | None) -> None:
+def _check_compared(model: RankingVersion, current: str | None) -> None:
     """Raise PromotionRefusedError if hits are not in the order any more that a model was found to be better than."""
     compared_with = model.evaluation.compared_with
     if compared_with != current:
@@ -64,7 +64,7 @@ def _check_compared(model: ModelVersion, current: str | None) -> None:
         )
 
 
-def check_fits(model: ModelVersion, manifest: Manifest) -> None:
+def check_fits(model: RankingVersion, manifest: Manifest) -> None:
     """Raise PromotionRefusedError if the scores of an index are others than those that a model was fitted to."""
     fusion = manifest.fusion
     # Versions of earlier releases have no identity but the name.
@@ -102,8 +102,8 @@ def rollback(store: Store, index: str) -> Manifest:
                 f"version {parent.version} of index {index!r} has no model to roll back", field="index"
             )
         for number, reference in reversed([*enumerate(current.former)]):
-            with contextlib.suppress(NotFoundError, PromotionRefusedError):
-                model = registry.read(reference)
+            with contextlib.suppress(NotFoundError, InvalidSpecError, PromotionRefusedError):
+                model = registry.read_ranking(reference)
                 check_fits(model, parent)
                 return model.ranker.model_copy(update={"former": current.former[:number]})
         return None

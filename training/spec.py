@@ -9,8 +9,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from scannery.indexer.errors import InvalidSpecError
-from scannery.indexer.spec.model import SpecModel
-from scannery.indexer.spec.spec import INDEX_NAME
+from scannery.indexer.spec.model import INDEX_NAME, SpecModel
 
 __all__ = ["EvaluationSpec", "JudgedQueries", "TrainingSpec", "load_training_spec"]
 

@@ -1,6 +1,6 @@
 """The models of a store: `_models/NAME/versions/00000003.json`, created only if absent, so a version never changes.
 
-No name of an index begins so. There is no "production" version: the index names the model that it uses.
+No name of an index begins so. There is no "production" version: the index names the models that it uses.
 """
 
 from __future__ import annotations
@@ -8,24 +8,41 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFoundError
-from scannery.indexer.models.manifest import ModelVersion
-from scannery.indexer.spec.spec import INDEX_NAME
-from scannery.indexer.store.object_store import Store
+from scannery.indexer.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    FormatError,
+    InvalidSpecError,
+    NotFoundError,
+)
+from scannery.indexer.models.manifest import (
+    MODELS,
+    EncoderVersion,
+    ModelVersion,
+    RankingVersion,
+    read_version,
+)
+from scannery.indexer.spec.model import INDEX_NAME
+from scannery.indexer.spec.model_reference import stored_references
+from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.versions.versions import list_indexes, list_versions, read_manifest
 
-__all__ = ["MODELS", "ModelRegistry", "parse_reference"]
+__all__ = ["ModelRegistry", "RemovedModels", "parse_reference"]
 
-MODELS = "_models"
+AnyVersion = TypeVar("AnyVersion", RankingVersion, EncoderVersion)
 MAX_ATTEMPTS = 50
 """Attempts to register a version while other processes register some of the same name."""
 _VERSION = re.compile(r"_models/([^/]+)/versions/([0-9]{8})\.json")
+_FILE = re.compile(r"_models/[^/]+/files/[0-9a-f]{64}")
 _REFERENCE = re.compile(r"([^@]+)(?:@([1-9][0-9]{0,7}))?")
 
 
@@ -44,6 +61,18 @@ def parse_reference(text: str) -> tuple[str, int | None]:
     return match[1], int(match[2]) if match[2] else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RemovedModels:
+    """What `ModelRegistry.remove_unused` removed."""
+
+    versions: tuple[str, ...]
+    """References of versions."""
+    files: int
+    """Number of files that no version lists."""
+    freed_bytes: int
+    """Their bytes."""
+
+
 class ModelRegistry:
     """The models of one store. Safe to use from several threads and processes."""
 
@@ -59,6 +88,36 @@ class ModelRegistry:
         """Return the versions of a model, ascending; none if there is no such model."""
         keys = (item.key for item in self._store.list(f"{MODELS}/{name}/versions"))
         return sorted(int(match[2]) for key in keys if (match := _VERSION.fullmatch(key)))
+
+    def read_all(self, name: str) -> Iterator[tuple[int, ModelVersion | Exception]]:
+        """Yield the versions of a model by number, ascending; in place of one that cannot be read, its error."""
+        for number in self.versions(name):
+            try:
+                yield number, self.read(f"{name}@{number}")
+            except NotFoundError:
+                continue  # it was removed meanwhile
+            except (CorruptError, FormatError) as error:
+                yield number, error
+
+    def read_ranking(self, reference: str) -> RankingVersion:
+        """Return a version that orders hits; InvalidSpecError if it is of another kind, others as `read`."""
+        version = self.read(reference)
+        if not isinstance(version, RankingVersion):
+            raise InvalidSpecError(
+                f"model {version.reference} is an encoder ({version.kind}), and orders no hits: build an index with "
+                f"`encoder: {version.spec_reference}` in its spec",
+                field="model",
+            )
+        return version
+
+    def read_encoder(self, reference: str) -> EncoderVersion:
+        """Return a version that encodes texts; InvalidSpecError if it is of another kind, others as `read`."""
+        version = self.read(reference)
+        if not isinstance(version, EncoderVersion):
+            raise InvalidSpecError(
+                f"model {version.reference} orders hits, and cannot encode texts", field="model"
+            )
+        return version
 
     def read(self, reference: str) -> ModelVersion:
         """Return a version.
@@ -81,7 +140,7 @@ class ModelRegistry:
             version = versions[-1]
         key = _key(name, version)
         try:
-            return ModelVersion.from_json(key, self._store.read(key))
+            return read_version(key, self._store.read(key))
         except NotFoundError as error:
             versions = self.versions(name)
             listed = (
@@ -89,7 +148,7 @@ class ModelRegistry:
             )
             raise NotFoundError(f"there is no model {name}@{version} in the store; {listed}") from error
 
-    def register(self, name: str, made: Callable[[int], ModelVersion]) -> ModelVersion:
+    def register(self, name: str, made: Callable[[int], AnyVersion]) -> AnyVersion:
         """Create the next version of a model, and return it.
 
         Args:
@@ -125,13 +184,14 @@ class ModelRegistry:
             self._store.create(key, data.getvalue())
         return key
 
-    def remove_unused(self, keep: int) -> list[str]:
-        """Remove versions that no kept version of an index names, and return their references.
+    def remove_unused(self, keep: int, *, min_age: timedelta = timedelta(days=1)) -> RemovedModels:
+        """Remove versions that no kept version of an index names, and files that no version lists.
 
         The values of their evaluations go with them.
 
         Args:
             keep: newest versions of each model that stay, at least 1.
+            min_age: files below this age stay: those of a version are written before it.
 
         Raises:
             CorruptError, FormatError: a model or a version of an index cannot be read, so nothing is removed.
@@ -145,22 +205,54 @@ class ModelRegistry:
             each for versions in models.values() for each in versions[:-keep] if each.reference not in named
         ]
         kept = {
-            each.evaluation.values for versions in models.values() for each in versions if each not in unused
+            each.evaluation.values
+            for versions in models.values()
+            for each in versions
+            if each not in unused and each.evaluation
         }
         for model in unused:
             self._store.delete(_key(model.name, model.version))
-        for values in {model.evaluation.values for model in unused} - kept:
+        for values in {model.evaluation.values for model in unused if model.evaluation} - kept:
             self._store.delete(values)
-        return [model.reference for model in unused]
+        files = self._remove_files(datetime.now(timezone.utc) - min_age)
+        return RemovedModels(
+            versions=tuple(model.reference for model in unused),
+            files=len(files),
+            freed_bytes=sum(item.size_bytes for item in files),
+        )
+
+    def _remove_files(self, before: datetime) -> list[StoredObject]:
+        """Remove the files that no version lists, and that were written before a time; return them."""
+        old = {item.key for item in self._files(before)}
+        # Read after the files: a version that was registered since is among them.
+        listed = {
+            version.file_key(path)
+            for name in self.names()
+            for version in map(self.read, (f"{name}@{number}" for number in self.versions(name)))
+            if isinstance(version, EncoderVersion)
+            for path in version.files
+        }
+        # Listed again: what is registered meanwhile with an old file writes it once more.
+        removed = [item for item in self._files(before) if item.key in old - listed]
+        for item in removed:
+            self._store.delete(item.key)
+        self._store.remove_drafts(MODELS, before)
+        return removed
+
+    def _files(self, before: datetime) -> list[StoredObject]:
+        files = (item for item in self._store.list(MODELS) if _FILE.fullmatch(item.key))
+        return [item for item in files if item.modified < before]
 
     def _named(self) -> set[str]:
-        """Return the models that kept versions of indexes are ordered by, or can be rolled back to."""
-        rankers = [
-            read_manifest(self._store, index, version).ranker
+        """Return the models that kept versions of indexes use, or can be rolled back to."""
+        manifests = [
+            read_manifest(self._store, index, version)
             for index in list_indexes(self._store)
             for version in list_versions(self._store, index)
         ]
-        return {name for each in rankers if each is not None for name in (each.model, *each.former)}
+        rankers = [manifest.ranker for manifest in manifests if manifest.ranker is not None]
+        specs = [manifest.spec.model_dump(mode="json") for manifest in manifests]
+        return {name for each in rankers for name in (each.model, *each.former)} | {*stored_references(specs)}
 
 
 def _key(name: str, version: int) -> str:

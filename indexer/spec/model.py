@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-__all__ = ["FieldSpecModel", "SpecModel", "mapping_like"]
+__all__ = ["INDEX_NAME", "FieldSpecModel", "SpecModel", "mapping_like"]
+
+INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+"""Names of indexes, and of models in a store: they become folder names."""
 
 
 class SpecModel(BaseModel):

@@ -6,7 +6,6 @@ Sharding: the shard of a document, by a hash of its id.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -31,7 +30,7 @@ from scannery.indexer.spec.attribute_spec import (
     CheckedType,
     check_attribute_name,
 )
-from scannery.indexer.spec.model import SpecModel, mapping_like
+from scannery.indexer.spec.model import INDEX_NAME, SpecModel, mapping_like
 from scannery.indexer.spec.source_spec import ChunkSpec, CsvSpec, SourceFormat, SourceSpec
 from scannery.indexer.spec.vector_spec import (
     Distance,
@@ -77,8 +76,6 @@ MAX_SHARDS = 4096
 Shards = Annotated[
     Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_SHARDS)], BeforeValidator(_check_shards)
 ]
-
-INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 class RerankerSpec(SpecModel):

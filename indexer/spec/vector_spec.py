@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from scannery.indexer.spec.model import FieldSpecModel, SpecModel, mapping_like
+from scannery.indexer.spec.model_reference import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,8 +31,9 @@ Distance = Literal["cosine", "dot", "squared_l2"]
 class EncoderSpec(SpecModel):
     """The model that turns text into vectors."""
 
-    model: Annotated[str, Field(min_length=1, max_length=1024)]
-    """A sentence-transformers model: a name, or a local folder. Never runs remote code."""
+    model: ModelName
+    """A sentence-transformers model: a name, a local folder, or `store:NAME@N` from the store of the index. Never runs
+    remote code."""
 
     device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
     """Device of builds; servers choose their own."""

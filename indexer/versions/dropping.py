@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from scannery.indexer.errors import InUseError, NotFoundError, StoreError
-from scannery.indexer.spec.spec import INDEX_NAME
+from scannery.indexer.spec.model import INDEX_NAME
 from scannery.indexer.store.folder_backend import sync_folder
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.versions.leases import read_leases

@@ -24,7 +24,7 @@ from typing import Any
 
 from scannery.indexer.errors import NotFoundError
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.spec.spec import INDEX_NAME
+from scannery.indexer.spec.model import INDEX_NAME
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.versions.leases import LIFETIME, read_leases, removing
 from scannery.indexer.versions.versions import (

@@ -26,7 +26,7 @@ from scannery.indexer.errors import (
     ReplacedError,
 )
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.spec.spec import INDEX_NAME
+from scannery.indexer.spec.model import INDEX_NAME
 from scannery.indexer.store.object_store import JsonObject, Store
 from scannery.indexer.versions.leases import WorkLease, wait_for_removals, working
 

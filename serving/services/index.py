@@ -27,7 +27,7 @@ from scannery.indexer import (
     latest_version,
     read_manifest,
 )
-from scannery.indexer.spec.spec import INDEX_NAME
+from scannery.indexer.spec.model import INDEX_NAME
 from scannery.indexer.versions.versions import list_versions
 from scannery.runtime.errors import (
     ConditionError,

@@ -18,7 +18,7 @@ from scannery.evaluation.judgements import Judgements, read_judgements, read_que
 from scannery.indexer import Store, read_aliases, read_manifest
 from scannery.indexer.manifest import FusionWeight, Manifest, Ranker, RelevanceCurve
 from scannery.indexer.models.features import FEATURES, weight_vector
-from scannery.indexer.models.manifest import Difference, Evaluation, ModelVersion
+from scannery.indexer.models.manifest import Difference, Evaluation, RankingVersion
 from scannery.indexer.models.registry import ModelRegistry
 from scannery.indexer.traffic.texts import same_text
 from scannery.pipelines.errors import CollectionError
@@ -118,7 +118,7 @@ def _questions(queries: Mapping[str, str], judgements: Judgements) -> tuple[dict
 
 def train_ranking(
     store: Store, client: Client, spec: TrainingSpec, folder: Path, progress: Progress | None = None
-) -> ModelVersion:
+) -> RankingVersion:
     """Fit a ranker to judged queries, compare it with what an index returns today, and register it.
 
     Args:
@@ -173,8 +173,8 @@ def train_ranking(
         values=_values_key(registry, spec.name, target, held_out.gains_Q),
     )
 
-    def version(number: int) -> ModelVersion:
-        return ModelVersion(
+    def version(number: int) -> RankingVersion:
+        return RankingVersion(
             name=spec.name,
             version=number,
             kind="ranking",
@@ -239,7 +239,7 @@ def _hits(samples: Sequence[Sample], scores: Sequence[np.ndarray]) -> Samples:
 
 def _earlier(registry: ModelRegistry, name: str, query_set: str) -> int:
     """Return how many versions of a model were compared on the same queries, those included that were removed."""
-    versions = (registry.read(f"{name}@{number}") for number in registry.versions(name))
+    versions = [each for _, each in registry.read_all(name) if isinstance(each, RankingVersion)]
     alike = [each.evaluation.earlier for each in versions if each.evaluation.query_set == query_set]
     return max(len(alike), 1 + max(alike, default=-1))
 

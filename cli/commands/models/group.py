@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -11,9 +12,10 @@ from rich.table import Table
 from scannery.cli.commands.indexes.versions import StoreOption, index_of
 from scannery.cli.commands.models.train import difference_text, print_model
 from scannery.cli.options import JsonOption, TimeoutOption, connected
-from scannery.cli.output import console, print_json
+from scannery.cli.output import console, print_json, size_text
 from scannery.cli.progress import counting_bar
 from scannery.indexer import Store
+from scannery.indexer.models.manifest import EncoderVersion, ModelVersion
 from scannery.indexer.models.registry import ModelRegistry
 
 __all__ = ["model_app"]
@@ -28,19 +30,39 @@ IndexOption = Annotated[str, typer.Option("--index", "-i", help="Index, or alias
 def list_(store: StoreOption, as_json: JsonOption = False) -> None:
     """List the models of a store, with what each version is worth."""
     registry = ModelRegistry(Store.open(store))
-    models = [
-        registry.read(f"{name}@{number}") for name in registry.names() for number in registry.versions(name)
-    ]
+    models = {
+        f"{name}@{number}": version
+        for name in registry.names()
+        for number, version in registry.read_all(name)
+    }
     if as_json:
-        print_json([model.model_dump(mode="json") for model in models])
+        print_json([_as_json(reference, version) for reference, version in models.items()])
         return
-    table = Table("model", "kind", "index", "created", "nDCG@10", "may be promoted")
-    for model in models:
-        table.add_row(
-            model.reference, model.kind, model.index, f"{model.created_at:%Y-%m-%d %H:%M}",
-            difference_text(model.evaluation.target), "no" if model.evaluation.refused else "yes",
-        )  # fmt: skip
+    table = Table("model", "kind", "index", "created", "files", "size", "nDCG@10", "may be promoted")
+    for reference, version in models.items():
+        if isinstance(version, Exception):
+            table.add_row(reference, f"cannot be read: {version}")
+            continue
+        files = (
+            [f"{len(version.files)}", size_text(version.size_bytes)]
+            if isinstance(version, EncoderVersion)
+            else ["", ""]
+        )
+        evaluation = version.evaluation
+        worth = (
+            ["", ""]
+            if evaluation is None
+            else [difference_text(evaluation.target), "no" if evaluation.refused else "yes"]
+        )
+        created = f"{version.created_at:%Y-%m-%d %H:%M}"
+        table.add_row(reference, version.kind, version.index or "", created, *files, *worth)
     console().print(table)
+
+
+def _as_json(reference: str, version: ModelVersion | Exception) -> dict[str, Any]:
+    if isinstance(version, Exception):
+        return {"model": reference, "problem": str(version)}
+    return version.model_dump(mode="json")
 
 
 @model_app.command(no_args_is_help=True)
@@ -78,7 +100,7 @@ def evaluate(
     from scannery.training.ranking.training import compared, judged_queries
     from scannery.training.spec import JudgedQueries
 
-    version = ModelRegistry(Store.open(store)).read(model)
+    version = ModelRegistry(Store.open(store)).read_ranking(model)
     files = JudgedQueries(queries=str(queries), qrels=str(qrels), passages=passages)
     with connected(None, store, timeout_s=timeout) as client, counting_bar("asked") as bar:
         judged = judged_queries(client.index(index), files, Path(), bar)
@@ -93,15 +115,22 @@ def evaluate(
 def gc(
     store: StoreOption,
     keep: Annotated[int, typer.Option(min=1, help="Newest versions of each model that stay.")] = 10,
+    min_age_hours: Annotated[
+        float, typer.Option("--min-age-hours", min=0, help="Keep younger files.")
+    ] = 24.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old versions of models that no version of an index is ordered by, or can be rolled back to."""
-    removed = ModelRegistry(Store.open(store)).remove_unused(keep)
+    """Remove old versions of models that no version of an index uses or can be rolled back to, and files of none."""
+    removed = ModelRegistry(Store.open(store)).remove_unused(keep, min_age=timedelta(hours=min_age_hours))
     if as_json:
-        print_json({"removed": removed})
+        print_json({"removed": removed.versions, "files": removed.files, "freed_bytes": removed.freed_bytes})
     else:
+        names = f": {', '.join(removed.versions)}" if removed.versions else ""
         typer.echo(
-            f"Removed {len(removed):,} versions: {', '.join(removed)}" if removed else "Nothing to remove."
+            f"Removed {len(removed.versions):,} versions{names}, and {removed.files:,} files "
+            f"({size_text(removed.freed_bytes)})."
+            if removed.versions or removed.files
+            else "Nothing to remove."
         )
 
 

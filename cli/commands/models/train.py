@@ -10,11 +10,11 @@ import typer
 
 from scannery.cli.commands.indexes.versions import StoreOption
 from scannery.cli.options import JsonOption, TimeoutOption, connected
-from scannery.cli.output import print_json
+from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
 
 if TYPE_CHECKING:
-    from scannery.indexer.models.manifest import Difference, ModelVersion
+    from scannery.indexer.models.manifest import Difference, EncoderVersion, ModelVersion
 
 __all__ = ["difference_text", "print_model", "train"]
 
@@ -54,17 +54,38 @@ def train(
 
 def print_model(model: ModelVersion) -> None:
     """Print what a version of a model is, what it is worth, and whether it may be promoted."""
-    typer.echo(
-        f"{model.reference}: a ranker for index {model.index}, fitted to {model.ranker.queries:,} judged queries "
-        f"of version {model.index_version}"
-    )
-    typer.echo(f"nDCG@10, by cross-validation: {difference_text(model.evaluation.target)}")
-    for name, guard in model.evaluation.guards.items():
-        typer.echo(f"guard {name}: {difference_text(guard)}")
-    for name, weight in model.ranker.weights.items():
-        typer.echo(f"  {weight:+.3f} × {name}")
-    for reason in model.evaluation.refused:
+    if model.kind == "ranking":
+        typer.echo(
+            f"{model.reference}: a ranker for index {model.index}, fitted to {model.ranker.queries:,} judged queries "
+            f"of version {model.index_version}"
+        )
+    else:
+        _print_encoder(model)
+    if model.evaluation is not None:
+        typer.echo(f"nDCG@10, by cross-validation: {difference_text(model.evaluation.target)}")
+        for name, guard in model.evaluation.guards.items():
+            typer.echo(f"guard {name}: {difference_text(guard)}")
+    if model.kind == "ranking":
+        for name, weight in model.ranker.weights.items():
+            typer.echo(f"  {weight:+.3f} × {name}")
+    for reason in model.evaluation.refused if model.evaluation else ():
         typer.echo(f"It may not be promoted: {reason}")
+
+
+def _print_encoder(model: EncoderVersion) -> None:
+    encodes = "queries" if model.kind == "query_side" else "queries and documents"
+    origin = f", trained from {model.base}" if model.base else ""
+    index = f" on index {model.index}" if model.index else ""
+    typer.echo(
+        f"{model.reference}: an encoder of {encodes}{origin}{index}; {len(model.files)} files, "
+        f"{size_text(model.size_bytes)}"
+    )
+    if model.fingerprint is not None:
+        typer.echo(
+            f"{model.fingerprint['dimensions']} dimensions, {model.fingerprint['max_tokens']} tokens, fingerprint "
+            f"{model.fingerprint['digest'][:12]}"
+        )
+    typer.echo(f"In a spec: model: {model.spec_reference}")
 
 
 def difference_text(difference: Difference) -> str:

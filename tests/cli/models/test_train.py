@@ -14,7 +14,7 @@ import scannery
 from scannery.cli.main import main
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.indexer.manifest import Ranker
-from scannery.indexer.models.manifest import ModelVersion
+from scannery.indexer.models.manifest import RankingVersion
 from scannery.indexer.models.registry import ModelRegistry
 from scannery.indexer.versions.creation import rank_index
 from scannery.live.maintenance.seal import seal
@@ -146,7 +146,7 @@ def test_a_ranker_is_trained_promoted_kept_by_writes_and_rolled_back(
     assert main(["model", "rollback", "-i", "talks", *where]) == 3
 
 
-def copy_of(model: ModelVersion, name: str, number: int, compared_with: str | None) -> ModelVersion:
+def copy_of(model: RankingVersion, name: str, number: int, compared_with: str | None) -> RankingVersion:
     """Return a version of a model with the weights of another one, compared with some order."""
     return model.model_copy(
         update={
@@ -176,7 +176,7 @@ def test_a_model_that_was_compared_with_another_order_is_refused(
     with_former = ranker.model_copy(update={"former": former})
     rank_index(Store.open(store), "talks", lambda _: with_former)
     registry = ModelRegistry(Store.open(store))
-    first = registry.read("animals@1")
+    first = registry.read_ranking("animals@1")
     registry.register("birds", lambda number: copy_of(first, "birds", number, "animals@2"))
     assert main(["model", "promote", "birds", "-i", "talks", *where]) == 0
     ranker = current(store).ranker
@@ -188,7 +188,7 @@ def test_a_rollback_brings_the_model_before_back(store: Path, tmp_path: Path) ->
     spec, where = judged(tmp_path, short_talk), ("--store", str(store))
     assert main(["train", str(spec), *where]) == 0
     registry = ModelRegistry(Store.open(store))
-    first = registry.read("animals@1")
+    first = registry.read_ranking("animals@1")
     registry.register("birds", lambda number: copy_of(first, "birds", number, "animals@1"))
     registry.register("fishes", lambda number: copy_of(first, "fishes", number, "birds@1"))
     for name in ("animals", "birds", "fishes"):
@@ -216,7 +216,7 @@ def test_old_models_go_unless_an_index_needs_them(
     spec, where = judged(tmp_path, short_talk), ("--store", str(store))
     assert main(["train", str(spec), *where]) == 0
     registry = ModelRegistry(Store.open(store))
-    first = registry.read("animals@1")
+    first = registry.read_ranking("animals@1")
 
     for _ in range(5):
         registry.register("animals", lambda number: copy_of(first, "animals", number, "animals@1"))
@@ -224,7 +224,11 @@ def test_old_models_go_unless_an_index_needs_them(
         assert main(["model", "promote", reference, "-i", "talks", *where]) == 0
     capsys.readouterr()
     assert main(["model", "gc", *where, "--keep", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"removed": ["animals@2", "animals@4"]}
+    assert json.loads(capsys.readouterr().out) == {
+        "removed": ["animals@2", "animals@4"],
+        "files": 0,
+        "freed_bytes": 0,
+    }
     assert registry.versions("animals") == [1, 3, 5, 6]
     assert Store.open(store).exists(first.evaluation.values), "later versions have the same values"
     assert main(["model", "rollback", "-i", "talks", *where]) == 0
@@ -353,7 +357,7 @@ def test_another_index_and_another_analyser_do_not_get_the_model(
     assert main(["model", "promote", "animals", "-i", "few", *where]) == 1
     assert "was trained on another index" in capsys.readouterr().err
     # Versions of earlier releases have no identity.
-    model = ModelRegistry(Store.open(store)).read("animals").model_copy(update={"index_id": None})
+    model = ModelRegistry(Store.open(store)).read_ranking("animals").model_copy(update={"index_id": None})
     with pytest.raises(PromotionRefusedError, match="another index"):
         check_fits(model, current(store).model_copy(update={"index_id": None, "index": "few"}))
     check_fits(model, current(store).model_copy(update={"index_id": None}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,15 +15,15 @@ import pytest
 from scannery.indexer import Store
 from scannery.indexer.errors import CorruptError, FormatError, InvalidSpecError, NotFoundError
 from scannery.indexer.manifest import FusionScales, Ranker
-from scannery.indexer.models.manifest import Difference, Evaluation, ModelVersion
+from scannery.indexer.models.manifest import Difference, Evaluation, RankingVersion
 from scannery.indexer.models.registry import ModelRegistry, parse_reference
 from scannery.indexer.versions.versions import list_indexes
 
 VALUES = f"_models/animals/evaluations/{'0' * 64}.parquet"
 
 
-def version(number: int, name: str = "animals") -> ModelVersion:
-    return ModelVersion(
+def version(number: int, name: str = "animals") -> RankingVersion:
+    return RankingVersion(
         name=name,
         version=number,
         kind="ranking",
@@ -92,7 +93,7 @@ def test_damaged_and_later_versions_are_refused(store: Store) -> None:
     store.write(key, data.replace(b'"format_version": 1', b'"format_version": 2'))
     with pytest.raises(FormatError, match="has format 2"):
         registry.read("animals@1")
-    store.write(key, data.replace(b'"kind": "ranking"', b'"kind": "encoder"'))
+    store.write(key, data.replace(b'"kind": "ranking"', b'"kind": "later"'))
     with pytest.raises(FormatError, match="kind of model of a later release"):
         registry.read("animals@1")
 
@@ -110,3 +111,20 @@ def test_values_of_an_evaluation_are_a_table(store: Store, tmp_path: Path) -> No
         "query_id": ["a", "b"], "current": [0.5, 1.0], "candidate": [1.0, 1.0],
     }  # fmt: skip
     assert ModelRegistry(store).write_values("animals", "0" * 64, columns) == key
+
+
+def test_rankings_are_written_as_before_there_were_other_kinds() -> None:
+    assert hashlib.sha256(version(3).to_json()).hexdigest().startswith("fcc78e207ae6c9ff")
+
+
+def test_one_damaged_version_hides_no_other(store: Store) -> None:
+    registry = ModelRegistry(store)
+    for _ in range(3):
+        registry.register("animals", version)
+    store.write("_models/animals/versions/00000002.json", b"{")
+    first, (number, problem), third = registry.read_all("animals")
+    assert (first, third) == ((1, version(1)), (3, version(3)))
+    assert number == 2
+    assert isinstance(problem, CorruptError)
+    with pytest.raises(CorruptError):
+        registry.remove_unused(1)
