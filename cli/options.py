@@ -27,6 +27,7 @@ __all__ = [
     "LogJsonOption",
     "LogOption",
     "ModelOption",
+    "ModelStoreOption",
     "PrefixOption",
     "RayOption",
     "ServedStoreOption",
@@ -68,6 +69,10 @@ StoreOption = Annotated[
     typer.Option(
         "--store", "-s", metavar="URI", help="A store, opened in this process: a folder, gs://, s3://, az://."
     ),
+]
+ModelStoreOption = Annotated[
+    str | None,
+    typer.Option("--store", "-s", metavar="URI", help="Store of models that a spec names as store:NAME@N."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FieldsOption = Annotated[

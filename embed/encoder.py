@@ -176,6 +176,7 @@ class Encoder:
         cls,
         model: str | Path,
         *,
+        label: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
         dimensions: int | None = None,
@@ -190,6 +191,7 @@ class Encoder:
 
         Args:
             model: searched as a folder, in installed packages, in the hub's cache, then on the hub.
+            label: what the fingerprint and errors call it; None: `model`.
             device: `auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`, `xla`.
             dtype: `auto`, `float32`, `bfloat16` or `float16`. `auto` takes the device's fastest type if its vectors
                 have a cosine of at least 0.999 to those of float32 on a set of probes, else float32.
@@ -210,7 +212,7 @@ class Encoder:
             DeviceError: this machine has no such device.
         """
         options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens)
-        modules, fingerprint = load_model(model, options, device, expected)
+        modules, fingerprint = load_model(model, options, device, expected, label=label)
         opened = open_device(
             device,
             dtype,
@@ -225,6 +227,7 @@ class Encoder:
     def known_fingerprint(
         model: str | Path,
         *,
+        label: str | None = None,
         dimensions: int | None = None,
         query_prompt: str | None = None,
         document_prompt: str | None = None,
@@ -239,7 +242,7 @@ class Encoder:
 
         """
         options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens)
-        return recalled(find_model(model), str(model), asdict(options))
+        return recalled(find_model(model), label or str(model), asdict(options))
 
     @property
     def dimensions(self) -> int:

@@ -128,7 +128,7 @@ def build(
         spec = with_headings(spec if files or parent is None else parent.spec, parent, files)
         allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
         parts, limit = cut_input(files, spec, progress, _memory(mode, files, store, spec.index))
-        engine = _engine(spec, runner, runner_options, accelerator)
+        engine = _engine(spec, store, runner, runner_options, accelerator)
         recall_queries = None if queries is None else read_queries(queries, engine.encoder)
         clock.lap("plan")
         for attempt in range(1, ATTEMPTS + 1):
@@ -260,8 +260,10 @@ class _Clock:
         self.laps[name] = self.wall_s
 
 
-def _engine(spec: IndexSpec, runner: str | None, options: Sequence[str], accelerator: str | None) -> Engine:
-    encoders = planned_encoders(spec)
+def _engine(
+    spec: IndexSpec, store: Store, runner: str | None, options: Sequence[str], accelerator: str | None
+) -> Engine:
+    encoders = planned_encoders(spec, store.uri)
     encoder = None if spec.encoder is None else encoders[recipe_of(spec.encoder)]
     return Engine(runner=runner, options=options, encoder=encoder, encoders=encoders, accelerator=accelerator)
 

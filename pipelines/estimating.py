@@ -6,6 +6,7 @@ planning/hardware.py, memory and disk from measurements of smaller shards (plann
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -172,7 +173,7 @@ def estimate(
     parent = _parent(store_uri, spec.index)
     spec = with_headings(spec, parent, files)
     parts, limit = cut_input(files, spec, None)
-    encoders = planned_encoders(spec)
+    encoders = planned_encoders(spec, store_uri)
     vectors = vectors_of(spec, parts, encoders, parent, updates=mode == "upsert")
     rows = expected_rows(parts, spec)
     kept = parent.rows if parent is not None and mode == "upsert" else 0
@@ -246,13 +247,14 @@ class _Models:
     @classmethod
     def of(cls, spec: IndexSpec, encoders: Mapping[str, PlannedEncoder]) -> _Models | None:
         """Return the models of the vectors of each name; None if no vector is made from a text."""
-        from scannery.embed.models.model_files import find_model, weights_bytes
+        from scannery.embed.models.model_files import weights_bytes
 
         recipes = [recipe_of(encoder) for encoder in spec.document_encoders.values()]
-        # A process loads an encoder once, for all of its names.
-        folders = {recipe: find_model(encoders[recipe].spec.model) for recipe in recipes}
-        weights = sum(map(weights_bytes, folders.values()))
-        flops = sum(_flops(folders[recipe]) or worker_resources.REFERENCE_FLOPS for recipe in recipes)
+        with contextlib.ExitStack() as stack:
+            # A process loads an encoder once, for all of its names.
+            folders = {recipe: stack.enter_context(encoders[recipe].folder()) for recipe in {*recipes}}
+            weights = sum(map(weights_bytes, folders.values()))
+            flops = sum(_flops(folders[recipe]) or worker_resources.REFERENCE_FLOPS for recipe in recipes)
         return cls(weights, flops) if recipes else None
 
 

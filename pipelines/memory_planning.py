@@ -8,6 +8,7 @@ in a server (`scannery.indexer.memory`). ScaNN's data follow from its configurat
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import tempfile
@@ -123,6 +124,7 @@ def plan_memory(
     workers: int = 1,
     memory_bytes: int | None = None,
     cold: bool = False,
+    store: str | None = None,
 ) -> MemoryPlan:
     """Return what an index will take of memory and disk in a server. Reads a sample of the input, and builds nothing.
 
@@ -134,6 +136,7 @@ def plan_memory(
         workers: of the server.
         memory_bytes: ceiling of the server; None: none.
         cold: whether the index is cold: its vectors stay in the store.
+        store: URI of the store, for models `store:NAME@N`; None: there is none.
 
     Raises:
         ModeError: there is neither a number of rows nor an input, or the dimensions are not known.
@@ -145,7 +148,7 @@ def plan_memory(
     if rows is None and not inputs:
         raise ModeError("a plan needs a number of rows, or inputs", field="rows")
     spec = with_analyser(spec if isinstance(spec, IndexSpec) else parse_spec(spec), None)
-    encoders = planned_encoders(spec)
+    encoders = planned_encoders(spec, store)
     if inputs:
         parts, spec = _parts(spec, inputs)
         infos = vectors_of(spec, parts, encoders, None, updates=False)
@@ -412,7 +415,9 @@ def _cold(memory: IndexMemory) -> IndexMemory:
 
 def _weights(spec: IndexSpec, encoders: Mapping[str, PlannedEncoder]) -> int:
     """Return the memory of the encoders of queries, each once."""
-    from scannery.embed.models.model_files import find_model, weights_bytes
+    from scannery.embed.models.model_files import weights_bytes
 
-    recipes = {recipe_of(encoder) for encoder in spec.encoders.values()}
-    return sum(int(ENCODER_COPIES * weights_bytes(find_model(encoders[each].spec.model))) for each in recipes)
+    with contextlib.ExitStack() as stack:
+        recipes = {recipe_of(encoder) for encoder in spec.encoders.values()}
+        folders = [stack.enter_context(encoders[each].folder()) for each in recipes]
+        return sum(int(ENCODER_COPIES * weights_bytes(folder)) for folder in folders)

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from scannery.cli.lazy_commands import uncollected
+from scannery.cli.options import ModelStoreOption
 from scannery.cli.output import console, size_text
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def plan(
     cold: Annotated[
         bool, typer.Option("--cold", help="Leave vectors and codes in the store (`serve --cold`).")
     ] = False,
+    store: ModelStoreOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Tell what an index will take of memory and disk, before it is built.
@@ -72,6 +74,7 @@ def plan(
         workers=workers,
         memory_bytes=None if memory is None else parse_memory(memory),
         cold=cold,
+        store=store,
     )
     if as_json:
         typer.echo(json.dumps(needs.to_dict(), indent=2))

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.errors import NO
+from scannery.cli.options import ModelStoreOption
 from scannery.cli.output import console, print_json
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def check(
     inputs: _Inputs = None,
     extra: _Extra = None,
     records: _Records = 1000,
+    store: ModelStoreOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Tell what a spec makes of a sample of the input: fields, passages, what would be refused, and why.
@@ -116,7 +118,7 @@ def check(
     from scannery.pipelines.profiling.checking import check_sample, counter_of
     from scannery.pipelines.profiling.sample import read_sample
 
-    report = check_sample(parsed, read_sample(files, parsed.source, records), counter_of(parsed))
+    report = check_sample(parsed, read_sample(files, parsed.source, records), counter_of(parsed, store))
     if as_json:
         print_json(report.to_dict())
     else:

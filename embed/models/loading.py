@@ -151,7 +151,12 @@ class ModelOptions:
 
 
 def load_model(
-    model: str | Path, options: ModelOptions, device: str, expected: Fingerprint | None = None
+    model: str | Path,
+    options: ModelOptions,
+    device: str,
+    expected: Fingerprint | None = None,
+    *,
+    label: str | None = None,
 ) -> tuple[Any, Fingerprint]:
     """Return the modules of a model, float32 on the CPU, and its fingerprint.
 
@@ -160,11 +165,13 @@ def load_model(
         options: options that affect the vectors.
         device: name of the device it will run on; models are loaded from notes only for those of LEAN_DEVICES.
         expected: fingerprint that it must have. The hashes of its files are compared before any is loaded.
+        label: what the fingerprint and errors call it; None: `model`.
 
     Raises:
         EmbedError: as `Encoder.load`.
 
     """
+    label = label or str(model)
     folder = find_model(model)
     check_model_folder(folder)
     with ThreadPoolExecutor(1) as background:
@@ -172,8 +179,8 @@ def load_model(
         kind = device_kind(device)  # imports torch meanwhile
         cached = known_soon.result()
     if expected is not None:
-        require_files(expected, cached.weights_sha256, cached.config_sha256, str(model))
-    modules, fingerprint = _loaded(folder, str(model), options, cached, kind)
+        require_files(expected, cached.weights_sha256, cached.config_sha256, label)
+    modules, fingerprint = _loaded(folder, label, options, cached, kind)
     if expected is not None:
         require_match(expected, fingerprint)
     return modules, fingerprint

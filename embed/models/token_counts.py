@@ -45,11 +45,23 @@ class TokenCounter:
         """Most tokens of prompt, title and passage together; the rest is cut off."""
 
     @classmethod
-    def of_local(cls, model: str, *, prompt: str = "", max_tokens: int | None = None) -> TokenCounter | None:
-        """Return the counter of a model; None if its files are not on this machine or have no fast tokenizer."""
+    def of_local(
+        cls, model: str, *, label: str | None = None, prompt: str = "", max_tokens: int | None = None
+    ) -> TokenCounter | None:
+        """Return the counter of a model; None if its files are not on this machine or have no fast tokenizer.
+
+        Args:
+            model: name or folder.
+            label: what errors call it; None: `model`.
+            prompt: as of the class, as is `max_tokens`.
+            max_tokens: likewise.
+
+        """
         try:
             folder = find_local_model(model)
-            return None if folder is None else cls(model, folder, prompt=prompt, max_tokens=max_tokens)
+            return (
+                None if folder is None else cls(label or model, folder, prompt=prompt, max_tokens=max_tokens)
+            )
         except (OSError, ValueError, EmbedError):
             return None
 

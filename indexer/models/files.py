@@ -23,10 +23,11 @@ from scannery.indexer.models.manifest import (
     ModelFile,
     file_key,
 )
+from scannery.indexer.models.registry import ModelRegistry
 from scannery.indexer.segment.cache import SegmentCache
 from scannery.indexer.store.object_store import Store
 
-__all__ = ["cached_model", "write_model_files"]
+__all__ = ["cached_model", "copy_model", "write_model_files"]
 
 SUFFIXES = (WEIGHTS, ".json", ".txt", ".model", ".md")
 """Suffixes of files that are stored: weights, configuration, tokenizer, and the card, which names the languages.
@@ -90,6 +91,30 @@ def _written_file(store: Store, name: str, path: Path) -> ModelFile:
 
 def _refused(message: str) -> InvalidSpecError:
     return InvalidSpecError(f"model: {message}", field="model")
+
+
+def copy_model(source: Store, target: Store, reference: str) -> EncoderVersion:
+    """Copy a version with its files to another store, unless it is there, and return it.
+
+    Args:
+        source: has the version.
+        target: gets it, under the same number.
+        reference: `NAME@N` of an encoder.
+
+    Raises:
+        NotFoundError: the source has no such version.
+        AlreadyExistsError: the target has another model of this name and number.
+        CorruptError, FormatError, StoreError: a store cannot be read or written, or a file is damaged.
+
+    """
+    version, registry = ModelRegistry(source).read_encoder(reference), ModelRegistry(target)
+    if not registry.has(version):
+        for path, file in version.files.items():
+            key = version.file_key(path)
+            with source.open_checked(key, sha256=file.sha256, size_bytes=file.size_bytes) as stored:
+                target.write_file(key, stored)
+        registry.add(version)
+    return version
 
 
 @contextlib.contextmanager

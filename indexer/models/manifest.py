@@ -182,6 +182,11 @@ class EncoderVersion(_Version):
         return f"{STORE_PREFIX}{self.reference}"
 
     @property
+    def spec_key(self) -> str:
+        """The key of `encoder` in a spec that names it."""
+        return "model" if self.kind == "encoder" else "query_model"
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(file.size_bytes for file in self.files.values())

@@ -12,6 +12,7 @@ from scannery.indexer.models.manifest import EncoderVersion
 from scannery.indexer.models.registry import ModelRegistry
 from scannery.indexer.spec.model_reference import stored_reference
 from scannery.indexer.store.object_store import Store
+from scannery.runtime.paths import placed_model
 
 __all__ = ["located_model", "stored_model"]
 
@@ -36,8 +37,7 @@ def located_model(model: str, folder: Path, store: str | None) -> Iterator[str]:
     """
     version = stored_model(model, store)
     if version is None:
-        path = folder / Path(model).expanduser()
-        yield str(path) if model.startswith((".", "~")) or path.is_dir() else model
+        yield placed_model(model, folder)
         return
     assert store is not None
     with cached_model(Store.open(store), version) as path:

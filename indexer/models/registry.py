@@ -36,7 +36,7 @@ from scannery.indexer.spec.model_reference import stored_references
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.versions.versions import list_indexes, list_versions, read_manifest
 
-__all__ = ["ModelRegistry", "RemovedModels", "parse_reference"]
+__all__ = ["ModelRegistry", "RemovedModels", "check_name", "parse_reference"]
 
 AnyVersion = TypeVar("AnyVersion", RankingVersion, EncoderVersion)
 MAX_ATTEMPTS = 50
@@ -73,6 +73,15 @@ class RemovedModels:
     """Their bytes."""
 
 
+def check_name(name: str) -> None:
+    """Raise InvalidSpecError if a model cannot have a name."""
+    if not INDEX_NAME.fullmatch(name):
+        raise InvalidSpecError(
+            f"name: of a model must match {INDEX_NAME.pattern} (it becomes a folder name), got {name!r:.80}",
+            field="name",
+        )
+
+
 class ModelRegistry:
     """The models of one store. Safe to use from several threads and processes."""
 
@@ -104,8 +113,8 @@ class ModelRegistry:
         version = self.read(reference)
         if not isinstance(version, RankingVersion):
             raise InvalidSpecError(
-                f"model {version.reference} is an encoder ({version.kind}), and orders no hits: build an index with "
-                f"`encoder: {version.spec_reference}` in its spec",
+                f"model {version.reference} encodes texts, and orders no hits: build an index whose spec has "
+                f"`encoder: {{{version.spec_key}: {version.spec_reference}}}`",
                 field="model",
             )
         return version
@@ -167,6 +176,29 @@ class ModelRegistry:
         raise AlreadyExistsError(
             f"model {name!r}: other processes registered versions all the time; try again"
         )
+
+    def has(self, version: EncoderVersion) -> bool:
+        """Return whether a version of another store is in this one, with the same files.
+
+        Raises:
+            AlreadyExistsError: another model has its name and number here.
+            CorruptError, FormatError: it cannot be read.
+
+        """
+        try:
+            stored = self.read(version.reference)
+        except NotFoundError:
+            return False
+        if not isinstance(stored, EncoderVersion) or stored.content_sha256 != version.content_sha256:
+            raise AlreadyExistsError(f"the store has another model {version.reference}; use another store")
+        return True
+
+    def add(self, version: EncoderVersion) -> None:
+        """Create a version of another store, with its number; raises as `has`."""
+        try:
+            self._store.create(_key(version.name, version.version), version.to_json())
+        except AlreadyExistsError:
+            self.has(version)
 
     def write_values(self, name: str, digest: str, columns: dict[str, Sequence[str] | np.ndarray]) -> str:
         """Write the values of the queries of an evaluation, and return the key.

@@ -7,8 +7,9 @@ a separate index with its own ids: both may be written to afterwards.
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ from scannery.indexer import (
     segment_key,
 )
 from scannery.indexer.local.files import scratch_folder
+from scannery.indexer.models.files import copy_model
+from scannery.indexer.models.manifest import EncoderVersion
+from scannery.indexer.spec.model_reference import stored_references
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.log.files import LOG_FILE
@@ -39,6 +43,7 @@ from scannery.runtime.errors import ReadOnlyError
 
 __all__ = ["BackupReport", "restore", "snapshot"]
 
+_LOG = logging.getLogger(__name__)
 MAX_ATTEMPTS = 10
 """Attempts to copy the log, if versions are committed meanwhile."""
 
@@ -54,7 +59,7 @@ class BackupReport:
     files: int
     """Files, including the manifest and the log."""
     size_bytes: int
-    """Size of segments and log."""
+    """Size of segments, log, and models of the store that the spec names."""
 
 
 def snapshot(store: Store, index: str, target: Store, *, log_root: LogRoot | None = None) -> BackupReport:
@@ -68,7 +73,7 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: LogRoot | Non
 
     Raises:
         NotFoundError: there is no such index.
-        AlreadyExistsError: the target has the index.
+        AlreadyExistsError: the target has the index, or another model of a name and number in its spec.
         CorruptError: a file of the version is damaged.
         WrongLogError: the log of the index is not in that place.
 
@@ -84,6 +89,7 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: LogRoot | Non
         manifest, sequence = _consistent(store, index, home, copy, lease)
         _check_absent(target, index)
         fork = _Fork.of(manifest)
+        models = _copy_models(store, target, manifest)
         size_bytes = _copy_files(store, target, manifest)
         if copy.exists():
             fork.rename(copy)
@@ -92,7 +98,7 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: LogRoot | Non
             register(target, index, fork.log_id, None)
         # Last: the manifest makes the copy visible.
         target.create(manifest_key(index, manifest.version), fork.manifest.to_json())
-    return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
+    return _report(manifest, sequence, size_bytes, models, with_log=sequence > manifest.log_sequence)
 
 
 def restore(backup: Store, index: str, store: Store, *, log_root: LogRoot | None = None) -> BackupReport:
@@ -110,8 +116,8 @@ def restore(backup: Store, index: str, store: Store, *, log_root: LogRoot | None
     Raises:
         NotFoundError: the backup does not have the index.
         CorruptError: a file of the backup is damaged.
-        AlreadyExistsError: the store has the index, or there is a log of it already: restore into another store, or
-            remove them first.
+        AlreadyExistsError: the store has the index, there is a log of it already, or another model has a name and
+            number of its spec: restore into another store, or remove them first.
         ReadOnlyError: the backup has a log, and there is no place for it.
 
     """
@@ -124,6 +130,7 @@ def restore(backup: Store, index: str, store: Store, *, log_root: LogRoot | None
         path = scratch / LOG_FILE
         manifest, sequence = _from_backup(backup, index, path)
         fork = _Fork.of(manifest)
+        models = _copy_models(backup, store, manifest)
         size_bytes = _copy_files(backup, store, manifest)
         if path.exists():
             if not home.writable:
@@ -133,7 +140,7 @@ def restore(backup: Store, index: str, store: Store, *, log_root: LogRoot | None
             sequence = max(sequence, home.place(path, log_id=fork.log_id, index_id=fork.index_id))
             size_bytes += path.stat().st_size
     store.create(manifest_key(index, manifest.version), fork.manifest.to_json())
-    return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
+    return _report(manifest, sequence, size_bytes, models, with_log=sequence > manifest.log_sequence)
 
 
 @dataclass(frozen=True)
@@ -215,6 +222,17 @@ def _check_absent(store: Store, index: str) -> None:
         )
 
 
+def _copy_models(source: Store, target: Store, manifest: Manifest) -> list[EncoderVersion]:
+    """Copy the models of the store that a spec names; without one, the copy answers vectors, as the original does."""
+    models = []
+    for reference in sorted({*stored_references(manifest.spec.model_dump(mode="json"))}):
+        try:
+            models.append(copy_model(source, target, reference))
+        except NotFoundError as error:
+            _LOG.warning("a model of index %s is not copied: %s", manifest.index, error)
+    return models
+
+
 def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
     """Copy the files of a version and return their size; CorruptError if a hash differs from the manifest."""
     size_bytes = 0
@@ -241,12 +259,14 @@ def _log_key(index: str) -> str:
     return f"{index}/{LOG_FOLDER}/{LOG_FILE}"
 
 
-def _report(manifest: Manifest, sequence: int, size_bytes: int, *, with_log: bool) -> BackupReport:
-    files = len(_hashes(manifest)) + 1 + with_log
+def _report(
+    manifest: Manifest, sequence: int, size_bytes: int, models: Sequence[EncoderVersion], *, with_log: bool
+) -> BackupReport:
+    files = len(_hashes(manifest)) + 1 + with_log + sum(len(model.files) for model in models)
     return BackupReport(
         index=manifest.index,
         version=manifest.version,
         sequence=sequence,
         files=files,
-        size_bytes=size_bytes,
+        size_bytes=size_bytes + sum(model.size_bytes for model in models),
     )

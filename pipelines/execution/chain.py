@@ -348,7 +348,7 @@ def _load(job: Job, spec: EncoderSpec) -> Encoder:
     """Load an encoder; that of the unnamed vector with the widths that were planned for its texts."""
     encoder = job.spec.encoder
     is_own = encoder is not None and encoder.model_copy(update={"dtype": spec.dtype}) == spec
-    return load_encoder(spec, job.widths if is_own else ())
+    return load_encoder(spec, job.store_uri, job.widths if is_own else ())
 
 
 def _by_range(block: IdBlock, job: Job) -> Iterator[tuple[int, bytes]]:

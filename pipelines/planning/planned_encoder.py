@@ -13,12 +13,14 @@ devices take batches of any width.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +28,7 @@ import numpy as np
 from scannery.embed import Encoder, InvalidArgumentError
 from scannery.embed.devices.precision import fastest_dtype
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
+from scannery.indexer.models.references import located_model
 from scannery.indexer.spec.spec import EncoderSpec, IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import PipelineError
@@ -33,6 +36,7 @@ from scannery.pipelines.records.source_columns import validate_records
 from scannery.pipelines.sources import Fields, Part, Record, read_part
 from scannery.pipelines.state.job import Job, sealed, stage_key, unsealed
 from scannery.pipelines.state.work_units import key_of
+from scannery.runtime.paths import current_folder
 
 if TYPE_CHECKING:
     from scannery.embed import Encoder, Fingerprint
@@ -54,26 +58,29 @@ def recipe_of(spec: EncoderSpec) -> str:
     return spec.model_dump_json()
 
 
-def load_encoder(spec: EncoderSpec, widths: Sequence[int] = ()) -> Encoder:
+def load_encoder(spec: EncoderSpec, store: str | None, widths: Sequence[int] = ()) -> Encoder:
     """Return the encoder that the spec names, loaded.
 
     Args:
         spec: model, options and device.
+        store: URI of the store, for a model `store:NAME@N`; None: there is none.
         widths: planned widths in tokens, for XLA; empty: none.
 
     """
     from scannery.embed import Encoder
 
-    return Encoder.load(
-        spec.model,
-        device=spec.device,
-        dtype=spec.dtype,
-        dimensions=spec.dimensions,
-        query_prompt=spec.query_prompt,
-        document_prompt=spec.document_prompt,
-        max_tokens=spec.max_tokens,
-        widths=widths or None,
-    )
+    with located_model(spec.model, current_folder(), store) as location:
+        return Encoder.load(
+            location,
+            label=spec.model,
+            device=spec.device,
+            dtype=spec.dtype,
+            dimensions=spec.dimensions,
+            query_prompt=spec.query_prompt,
+            document_prompt=spec.document_prompt,
+            max_tokens=spec.max_tokens,
+            widths=widths or None,
+        )
 
 
 class PlannedEncoder:
@@ -81,23 +88,33 @@ class PlannedEncoder:
 
     Args:
         spec: model and options.
+        store: URI of the store, for a model `store:NAME@N`; None: there is none.
 
     """
 
-    def __init__(self, spec: EncoderSpec) -> None:
+    def __init__(self, spec: EncoderSpec, store: str | None) -> None:
         self.spec = spec
+        self._store = store
         self.loaded: Encoder | None = None
         """The encoder, if it has been loaded."""
 
     def load(self) -> Encoder:
         """Return the encoder, loaded once. Raises EmbedError if it cannot be loaded."""
         if self.loaded is None:
-            self.loaded = load_encoder(self.spec)
+            self.loaded = load_encoder(self.spec, self._store)
         return self.loaded
 
     def load_on_cpu(self) -> Encoder:
         """Return the encoder on a CPU, for its tokenizer; not kept. Raises EmbedError if it cannot be loaded."""
-        return load_encoder(self.spec.model_copy(update={"device": "cpu", "dtype": "float32"}))
+        return load_encoder(self.spec.model_copy(update={"device": "cpu", "dtype": "float32"}), self._store)
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Give the folder of the model, which stays within the context. Raises EmbedError if there is none."""
+        from scannery.embed.models.model_files import find_model
+
+        with located_model(self.spec.model, current_folder(), self._store) as location:
+            yield find_model(location)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
@@ -105,13 +122,15 @@ class PlannedEncoder:
         from scannery.embed import Encoder
 
         spec = self.spec
-        fingerprint = Encoder.known_fingerprint(
-            spec.model,
-            dimensions=spec.dimensions,
-            query_prompt=spec.query_prompt,
-            document_prompt=spec.document_prompt,
-            max_tokens=spec.max_tokens,
-        )
+        with self.folder() as folder:
+            fingerprint = Encoder.known_fingerprint(
+                folder,
+                label=spec.model,
+                dimensions=spec.dimensions,
+                query_prompt=spec.query_prompt,
+                document_prompt=spec.document_prompt,
+                max_tokens=spec.max_tokens,
+            )
         if fingerprint is not None:
             return fingerprint
         # The launcher of a build on TPUs may have none.
@@ -123,9 +142,9 @@ class PlannedEncoder:
         return self.fingerprint.dimensions
 
 
-def planned_encoders(spec: IndexSpec) -> dict[str, PlannedEncoder]:
-    """Return the encoders of a spec by their recipes."""
-    return {recipe_of(encoder): PlannedEncoder(encoder) for encoder in spec.encoders.values()}
+def planned_encoders(spec: IndexSpec, store: str | None) -> dict[str, PlannedEncoder]:
+    """Return the encoders of a spec by their recipes; `store` as of `PlannedEncoder`."""
+    return {recipe_of(encoder): PlannedEncoder(encoder, store) for encoder in spec.encoders.values()}
 
 
 _LOG = logging.getLogger(__name__)

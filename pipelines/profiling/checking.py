@@ -16,6 +16,8 @@ from scannery.indexer.datapoints.named_vectors import is_vector_column, vector_c
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES, named_texts
 from scannery.indexer.datapoints.validation import SPARSE, ValidatedBatch
 from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.models.references import located_model
+from scannery.indexer.spec.model_reference import stored_reference
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.planning.build_plan import with_headings
 from scannery.pipelines.profiling.field_profiles import profile_fields, shown
@@ -23,6 +25,7 @@ from scannery.pipelines.profiling.sample import Sample
 from scannery.pipelines.records.source_columns import dead_letter, validate_records, vector_size
 from scannery.pipelines.sources import Record
 from scannery.pipelines.sources.documents.html_pages import html_share, mapping_of
+from scannery.runtime.paths import current_folder
 
 __all__ = [
     "ID_WARNINGS",
@@ -173,14 +176,29 @@ class CheckReport:
         return {"valid": True, "good": self.is_good, **values}
 
 
-def counter_of(spec: IndexSpec) -> TokenCounter | None:
-    """Return the counter of tokens of the spec's encoder; None if it is not on this machine, or there is none."""
-    if spec.encoder is None or spec.source.vector is not None:
-        return None
+def counter_of(spec: IndexSpec, store: str | None) -> TokenCounter | None:
+    """Return the counter of tokens of the spec's encoder; None if it is not on this machine, or there is none.
+
+    Args:
+        spec: as written.
+        store: URI of the store, for a model `store:NAME@N`; None: it is counted as not on this machine.
+
+    Raises:
+        NotFoundError, CorruptError, StoreError: the model cannot be read from the store.
+
+    """
     encoder = spec.encoder
-    return TokenCounter.of_local(
-        encoder.model, prompt=encoder.document_prompt or "", max_tokens=encoder.max_tokens
-    )
+    if encoder is None or spec.source.vector is not None:
+        return None
+    if store is None and stored_reference(encoder.model) is not None:
+        return None
+    with located_model(encoder.model, current_folder(), store) as location:
+        return TokenCounter.of_local(
+            location,
+            label=encoder.model,
+            prompt=encoder.document_prompt or "",
+            max_tokens=encoder.max_tokens,
+        )
 
 
 def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) -> CheckReport:

@@ -111,7 +111,7 @@ def draft_spec(
         spec = parse_spec(yaml.safe_load(text))
         if spec.source.generated_id is not None:  # ids are made when records are read
             sample = read_sample(inputs, spec.source, len(sample.records) + len(sample.letters))
-        report = check_sample(spec, sample, counter_of(spec))
+        report = check_sample(spec, sample, counter_of(spec, None))
         faults = {fault.field: fault.message for fault in report.faults if fault.field is not None}
         worse = [name for name in _refused_attributes(spec, report) if len(refused.get(name, ())) < 2]
         if not worse:

@@ -12,7 +12,6 @@ from typing import Any, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from scannery.embed.models.recommended_models import languages_of_model
 from scannery.embed.text.language import UNKNOWN, languages_of
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.column_rules import Values
@@ -166,9 +165,14 @@ class ForeignTexts(TypedDict):
     foreign_texts: dict[str, int]
 
 
-def foreign_texts(texts: Sequence[str | None], model: str) -> ForeignTexts:
-    """Return how many of some texts were looked at, and how many are in which language that a model is not made for."""
-    languages = languages_of_model(model)
+def foreign_texts(texts: Sequence[str | None], languages: frozenset[str] | None) -> ForeignTexts:
+    """Return how many of some texts were looked at, and how many are in other languages than a model is made for.
+
+    Args:
+        texts: some of the input.
+        languages: of the model, as `languages_of_model` returns them.
+
+    """
     nonempty = [text for text in texts if text and text.strip()]
     if languages is None or not nonempty:
         return {"sampled_texts": len(nonempty), "foreign_texts": {}}

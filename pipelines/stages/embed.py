@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -22,8 +23,10 @@ import pyarrow as pa
 
 from scannery.embed import Encoder
 from scannery.embed.devices.precision import fastest_dtype
+from scannery.embed.models.recommended_models import languages_of_model
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.local.files import scratch_folder
+from scannery.indexer.models.references import located_model
 from scannery.indexer.spec.spec import shards_of_ids
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_reasons, json_lines
@@ -54,6 +57,7 @@ from scannery.pipelines.state.job import (
     write_beside,
 )
 from scannery.pipelines.state.work_units import WorkUnit
+from scannery.runtime.paths import current_folder
 
 __all__ = [
     "embed_unit",
@@ -190,7 +194,14 @@ def _observed(unit: WorkUnit, rows: UnitRows, job: Job, encoder: Encoder | None)
     if encoder is None or not len(rows.table):
         return observed
     texts = rows.table.column("text").take(_spread(len(rows.table)))
-    return observed | foreign_texts(texts.to_pylist(), encoder.fingerprint.model)
+    return observed | foreign_texts(texts.to_pylist(), _languages(encoder.fingerprint.model, job.store_uri))
+
+
+@lru_cache(maxsize=64)
+def _languages(model: str, store: str) -> frozenset[str] | None:
+    """Return the languages that a model is made for; None: many, or not known."""
+    with located_model(model, current_folder(), store) as location:
+        return languages_of_model(location)
 
 
 def _spread(rows: int) -> np.ndarray:

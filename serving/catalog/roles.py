@@ -38,7 +38,8 @@ def embedded_catalog(store: Store, **options: Any) -> Catalog:
 
 def open_embedded_catalog(uri: str | Path, *, device: str = "auto", create: bool = False) -> Catalog:
     """Return the embedded catalog of a store; NotFoundError or StoreError if there is none, and none may be created."""
-    return embedded_catalog(Store.open(uri, create=create), encoders=EncoderPool(device=device))
+    store = Store.open(uri, create=create)
+    return embedded_catalog(store, encoders=EncoderPool(device=device, store=store.uri))
 
 
 def root_catalog(store: Store, leaves: WatchedLeaves, **options: Any) -> Catalog:

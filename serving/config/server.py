@@ -416,7 +416,7 @@ class EncoderConfig(ListenConfig):
 
     models: tuple[str, ...] = option(
         (),
-        "Serve this model: a name, or a local folder; may be given several times.",
+        "Serve this model: a name, a local folder, or store:NAME@N; may be given several times.",
         "--model",
         metavar="MODEL",
     )

@@ -10,7 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scannery.indexer import EncoderSpec, IndexSpec, Manifest, SourceSpec
+from scannery.indexer import EncoderSpec, IndexerError, IndexSpec, Manifest, SourceSpec
+from scannery.indexer.models.references import located_model, stored_model
 from scannery.runtime.errors import EncoderUnavailableError
 from scannery.runtime.memory import ENCODER_COPIES
 from scannery.runtime.paths import current_folder, placed_model
@@ -35,6 +36,7 @@ class EncoderPool:
         device: str = "auto",
         reranker: str | None = None,
         remote: RemoteConfig | None = None,
+        store: str | None = None,
         cached: int = CACHED_QUERIES,
         cached_bytes: int = CACHED_BYTES,
         clock: Callable[[], float] = time.monotonic,
@@ -45,6 +47,7 @@ class EncoderPool:
             device: of the models.
             reranker: the cross-encoder of all indexes, in place of those in their specs.
             remote: the encoder process; None: models are loaded in this process.
+            store: URI of the store, for models `store:NAME@N`; None: there is none.
             cached: limit of cached queries of each encoder.
             cached_bytes: limit of their texts and vectors.
             clock: returns seconds.
@@ -55,6 +58,7 @@ class EncoderPool:
         self._folder = current_folder()
         self._device = device
         self._remote = remote
+        self._store = store
         self._process: EncoderProcess | None = None
         self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
@@ -99,8 +103,10 @@ class EncoderPool:
         from scannery.embed.models.model_files import find_local_model, weights_bytes
 
         try:
+            if (stored := stored_model(spec.model, self._store)) is not None:
+                return int(ENCODER_COPIES * stored.weights_bytes)
             folder = find_local_model(placed_model(spec.model, self._folder))
-        except (EmbedError, OSError):  # to load it tells what is wrong
+        except (EmbedError, IndexerError, OSError):  # to load it tells what is wrong
             return 0
         return int(ENCODER_COPIES * weights_bytes(folder)) if folder else 0
 
@@ -140,8 +146,9 @@ class EncoderPool:
         from scannery.embed import EmbedError, Encoder
 
         try:
-            return Encoder.known_fingerprint(placed_model(spec.model, self._folder), **_options(spec))
-        except (EmbedError, OSError) as error:
+            with located_model(spec.model, self._folder, self._store) as location:
+                return Encoder.known_fingerprint(location, label=spec.model, **_options(spec))
+        except (EmbedError, IndexerError, OSError) as error:
             raise EncoderUnavailableError(f"{field}: {error}", field=field) from error
 
     def fingerprint_of(self, spec: EncoderSpec, *, field: str) -> Fingerprint:
@@ -157,9 +164,10 @@ class EncoderPool:
         from scannery.embed import EmbedError, Encoder
 
         try:
-            model = placed_model(spec.model, self._folder)
-            return Encoder.load(model, device=self._device, **_options(spec)).fingerprint
-        except (EmbedError, OSError) as error:
+            with located_model(spec.model, self._folder, self._store) as location:
+                encoder = Encoder.load(location, label=spec.model, device=self._device, **_options(spec))
+            return encoder.fingerprint
+        except (EmbedError, IndexerError, OSError) as error:
             raise EncoderUnavailableError(f"{field}: {error}", field=field) from error
 
     def close(self) -> None:
@@ -182,7 +190,7 @@ class EncoderPool:
 
     def _created(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
-            encoder = load_encoder(manifest, self._device, self._folder)
+            encoder = load_encoder(manifest, self._device, self._folder, self._store)
             return QueryEncoder(
                 encoder, cached=self._cached, cached_bytes=self._cached_bytes, observer=self.observer
             )
@@ -210,10 +218,10 @@ def _options(spec: EncoderSpec) -> dict[str, Any]:
     return spec.model_dump(include={"dimensions", "query_prompt", "document_prompt", "max_tokens"})
 
 
-def load_encoder(manifest: Manifest, device: str, folder: Path) -> Encoder:
+def load_encoder(manifest: Manifest, device: str, folder: Path, store: str | None) -> Encoder:
     """Load the encoder of an index in this process.
 
-    A relative path of a model is resolved in `folder`.
+    A relative path of a model is resolved in `folder`, and `store:NAME@N` in the store with a URI.
 
     Raises:
         EncoderUnavailableError: it cannot be loaded, or did not make the vectors of the index.
@@ -226,17 +234,19 @@ def load_encoder(manifest: Manifest, device: str, folder: Path) -> Encoder:
     if spec is None:
         raise EncoderUnavailableError(f"index {manifest.index!r} has no encoder", field="query")
     try:
-        encoder = Encoder.load(
-            placed_model(spec.model, folder),
-            device=device,
-            dimensions=spec.dimensions,
-            query_prompt=spec.query_prompt,
-            document_prompt=spec.document_prompt,
-            max_tokens=spec.max_tokens,
-            # Checked before loading: write access to the store or the hub must not choose the code that runs.
-            expected=None if manifest.encoder is None else Fingerprint.from_dict(manifest.encoder),
-        )
-    except (EmbedError, OSError) as error:
+        with located_model(spec.model, folder, store) as location:
+            encoder = Encoder.load(
+                location,
+                label=spec.model,
+                device=device,
+                dimensions=spec.dimensions,
+                query_prompt=spec.query_prompt,
+                document_prompt=spec.document_prompt,
+                max_tokens=spec.max_tokens,
+                # Checked before loading: write access to the store or the hub must not choose the code that runs.
+                expected=None if manifest.encoder is None else Fingerprint.from_dict(manifest.encoder),
+            )
+    except (EmbedError, IndexerError, OSError) as error:
         raise EncoderUnavailableError(
             f"texts for index {manifest.index!r} cannot be encoded: {error}", field="query"
         ) from error

@@ -138,6 +138,7 @@ def encoder_pool(config: ServerConfig, workers: int) -> EncoderPool:
         device=config.device,
         reranker=config.reranker,
         remote=config.encoder,
+        store=config.store,
         cached=config.cached_queries,
         cached_bytes=CACHED_BYTES if processes is None else processes.worker_queries_bytes,
     )

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from scannery.indexer import EncoderSpec, IndexerError, Manifest, Store, latest_version, read_manifest
+from scannery.indexer.models.references import located_model
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError, UnknownIndexError
-from scannery.runtime.paths import current_folder, placed_model
+from scannery.runtime.paths import current_folder
 from scannery.runtime.retry import Deadline, RetryState
 from scannery.serving import limits
 from scannery.serving.catalog.catalog import Catalog
@@ -299,7 +300,9 @@ class EncoderRegistry:
         """Prepare; `refresh` loads the encoders that `config` names."""
         self._config = config
         self._folder = current_folder()
-        self._pool = EncoderPool(device=config.device, cached=config.cached_queries)
+        self._pool = EncoderPool(
+            device=config.device, store=config.store or None, cached=config.cached_queries
+        )
         self.observer = self._pool.observer
         """Gets the batch sizes and cache hits of all encoders."""
         self._served: dict[str, ServedEncoder] = {}
@@ -381,8 +384,9 @@ class EncoderRegistry:
         from scannery.embed import EmbedError, Encoder
 
         try:
-            encoder = Encoder.load(placed_model(model, self._folder), device=self._config.device)
-        except EmbedError as error:
+            with located_model(model, self._folder, self._config.store or None) as location:
+                encoder = Encoder.load(location, label=model, device=self._config.device)
+        except (EmbedError, IndexerError) as error:
             raise EncoderUnavailableError(f"model {model}: {error}", field="models") from error
         self._add(
             encoder.fingerprint.digest,

@@ -58,7 +58,9 @@ def tune_command(
     name = index_of(opened, name)
     manifest = read_manifest(opened, name)
     check_tunable(manifest)
-    vectors_QD = _from_file(queries, manifest) if queries else _from_server(str(from_server), name, timeout)
+    vectors_QD = (
+        _from_file(queries, manifest, opened) if queries else _from_server(str(from_server), name, timeout)
+    )
     if len(vectors_QD) < FEW_QUERIES:
         typer.echo(
             f"warning: queries: {len(vectors_QD):,} are few, and the recall of others may differ: give {FEW_QUERIES} "
@@ -81,12 +83,12 @@ def tune_command(
         )
 
 
-def _from_file(path: Path, manifest: Manifest) -> np.ndarray:
+def _from_file(path: Path, manifest: Manifest, store: Store) -> np.ndarray:
     from scannery.pipelines.errors import CollectionError
     from scannery.pipelines.planning.planned_encoder import PlannedEncoder
     from scannery.pipelines.tuning.tuning_queries import read_queries
 
-    encoder = PlannedEncoder(manifest.spec.encoder) if manifest.spec.encoder else None
+    encoder = PlannedEncoder(manifest.spec.encoder, store.uri) if manifest.spec.encoder else None
     vectors_QD = read_queries(path, encoder)
     if encoder is not None and encoder.loaded is not None:
         digest = (manifest.encoder or {}).get("digest")

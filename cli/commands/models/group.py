@@ -26,6 +26,25 @@ ModelArgument = Annotated[str, typer.Argument(metavar="NAME@N", help="Model; wit
 IndexOption = Annotated[str, typer.Option("--index", "-i", help="Index, or alias, whose hits are ordered.")]
 
 
+@model_app.command(no_args_is_help=True)
+def add(
+    model: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A sentence-transformers model: a folder, or a name.")
+    ],
+    name: Annotated[str, typer.Option("--name", help="Name in the registry, as of an index.")],
+    store: StoreOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Register a model as the next version of an encoder, after it was loaded once; specs name it store:NAME@N."""
+    from scannery.cli.commands.models.registering import registered_encoder
+
+    version = registered_encoder(Store.open(store, create=True), name, model)
+    if as_json:
+        print_json(version.model_dump(mode="json"))
+    else:
+        print_model(version)
+
+
 @model_app.command("list", no_args_is_help=True)
 def list_(store: StoreOption, as_json: JsonOption = False) -> None:
     """List the models of a store, with what each version is worth."""

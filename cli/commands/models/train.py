@@ -74,7 +74,7 @@ def print_model(model: ModelVersion) -> None:
 
 def _print_encoder(model: EncoderVersion) -> None:
     encodes = "queries" if model.kind == "query_side" else "queries and documents"
-    origin = f", trained from {model.base}" if model.base else ""
+    origin = f", from {model.base}" if model.base else ""
     index = f" on index {model.index}" if model.index else ""
     typer.echo(
         f"{model.reference}: an encoder of {encodes}{origin}{index}; {len(model.files)} files, "
@@ -85,7 +85,7 @@ def _print_encoder(model: EncoderVersion) -> None:
             f"{model.fingerprint['dimensions']} dimensions, {model.fingerprint['max_tokens']} tokens, fingerprint "
             f"{model.fingerprint['digest'][:12]}"
         )
-    typer.echo(f"In a spec: model: {model.spec_reference}")
+    typer.echo(f"In a spec: encoder: {{{model.spec_key}: {model.spec_reference}}}")
 
 
 def difference_text(difference: Difference) -> str:

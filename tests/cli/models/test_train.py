@@ -210,6 +210,15 @@ def test_a_rollback_passes_over_models_that_the_store_does_not_have(store: Path)
     assert current(store).ranker is None
 
 
+def test_a_damaged_version_does_not_end_the_training_of_the_next(store: Path, tmp_path: Path) -> None:
+    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
+    for _ in range(2):
+        assert main(["train", str(spec), *where]) == 0
+    Store.open(store).write("_models/animals/versions/00000001.json", b"{")
+    assert main(["train", str(spec), *where]) == 0
+    assert ModelRegistry(Store.open(store)).read_ranking("animals@3").evaluation.earlier == 2
+
+
 def test_old_models_go_unless_an_index_needs_them(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

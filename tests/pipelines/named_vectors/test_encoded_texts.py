@@ -43,7 +43,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def encoders() -> dict[str, Encoder]:
     return {
-        name: load_encoder(EncoderSpec.model_validate(spec))
+        name: load_encoder(EncoderSpec.model_validate(spec), None)
         for name, spec in (("title", ENCODER), ("topic", SMALL))
     }
 

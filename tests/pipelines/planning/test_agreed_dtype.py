@@ -12,6 +12,7 @@ import pytest
 from scannery.cli.commands.build import _warnings
 from scannery.embed import Encoder
 from scannery.embed.devices import cpu, precision
+from scannery.indexer import EncoderSpec
 from scannery.indexer.manifest import VectorsInfo
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import PipelineError
@@ -54,9 +55,13 @@ def machine(monkeypatch):
     return has_bfloat16
 
 
+def loaded(spec: EncoderSpec) -> Encoder:
+    return load_encoder(spec, None)
+
+
 def worker(job: Job, store: Any, spec: Any = None) -> Encoder:
     spec = spec or job.spec.encoder
-    return agreed_encoder(job, store, spec, load_encoder, lambda load: load())
+    return agreed_encoder(job, store, spec, loaded, lambda load: load())
 
 
 @pytest.mark.parametrize(("first", "chosen"), [(False, "float32"), (True, "bfloat16")])
@@ -82,7 +87,7 @@ def test_of_two_workers_that_start_together_one_chooses(job, store, machine):
         machine(True)
         return encoder
 
-    assert agreed_encoder(job, store, job.spec.encoder, load_encoder, acquire).dtype == "float32"
+    assert agreed_encoder(job, store, job.spec.encoder, loaded, acquire).dtype == "float32"
 
 
 def test_a_device_that_cannot_compute_in_the_type_is_refused(job, store):

@@ -39,7 +39,7 @@ def planned(spec: dict[str, Any], inputs: list[Path], folder: Path) -> tuple[Any
     parsed = parse_spec(spec)
     assert parsed.encoder is not None
     parts, _ = cut_input(find_files([str(path) for path in inputs]), parsed, None)
-    encoder = PlannedEncoder(parsed.encoder)
+    encoder = PlannedEncoder(parsed.encoder, None)
     store = Store.open(folder / "store", create=True)
     vectors = {"": VectorsInfo(dimensions=32, encoder=encoder.fingerprint.to_dict())}
     job = new_job(parsed, store, vectors=vectors, shards=1, parent=None, mode="full")
@@ -64,7 +64,7 @@ def test_the_whole_input_is_sampled(spec: dict[str, Any], tmp_path: Path) -> Non
     # Titles are in front of the texts, and both files are in the sample.
     assert set(texts) == {"fox\ndogs", "fox\ndogs and foxes jump"}
     assert 0.4 < np.mean([text == "fox\ndogs" for text in texts]) < 0.6
-    encoder = load_encoder(EncoderSpec(model=spec["encoder"]["model"], device="cpu"))
+    encoder = load_encoder(EncoderSpec(model=spec["encoder"]["model"], device="cpu"), None)
     lengths = encoder._documents.prepare([*set(texts)]).lengths_N
     # Widths are in steps of eight tokens, and the model's limit is the widest.
     assert set(job.widths) == {*(int(-(-length // 8) * 8) for length in lengths), 64}
