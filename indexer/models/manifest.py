@@ -6,6 +6,7 @@ An encoder has files beside it, which lie in the store by their SHA-256: `_model
 from __future__ import annotations
 
 import hashlib
+import json
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -199,8 +200,8 @@ class EncoderVersion(_Version):
     @property
     def content_sha256(self) -> str:
         """SHA-256 over paths and files: models with equal ones have equal folders."""
-        listing = [f"{file.sha256} {path}" for path, file in sorted(self.files.items())]
-        return hashlib.sha256("\n".join(listing).encode()).hexdigest()
+        listing = sorted((path, file.sha256) for path, file in self.files.items())
+        return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
     def file_key(self, path: str) -> str:
         """Return the key of a file by its path."""

@@ -120,6 +120,22 @@ def test_a_cached_model_needs_no_store(store: Store, cache: SegmentCache, folder
         assert (cached / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_a_model_in_use_stays_in_a_full_cache(local: Store, folder: Path, tmp_path: Path) -> None:
+    first = registered(local, folder)
+    (folder / "vocab.txt").write_bytes(b"c\n")
+    second = registered(local, folder)
+    full = SegmentCache(tmp_path / "cache", max_bytes=1)
+    with cached_model(local, first, full) as in_use:
+        with cached_model(local, second, full) as cached:
+            assert cached != in_use
+        assert (in_use / "vocab.txt").read_bytes() == b"a\nb\n"
+    with cached_model(local, second, full):
+        pass
+    (folder / "vocab.txt").write_bytes(b"d\n")
+    with cached_model(local, registered(local, folder), full):
+        assert not in_use.exists(), "nobody loads it any more"
+
+
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_a_damaged_cache_is_repaired(store: Store, cache: SegmentCache, folder: Path, damage: str) -> None:
     version = registered(store, folder)
