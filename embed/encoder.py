@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -183,6 +182,7 @@ class Encoder:
         query_prompt: str | None = None,
         document_prompt: str | None = None,
         max_tokens: int | None = None,
+        cap_tokens: int | None = None,
         threads: int | None = None,
         expected: Fingerprint | None = None,
         widths: Sequence[int] | None = None,
@@ -199,6 +199,7 @@ class Encoder:
             query_prompt: text in front of every query; None takes the model's own.
             document_prompt: text in front of every document; None takes the model's own.
             max_tokens: tokens after which texts are cut off; None takes the model's own limit.
+            cap_tokens: in place of `max_tokens`: the same, where the model's own limit is not lower.
             threads: cores to use on a CPU; None takes all that torch sees (OMP_NUM_THREADS limits them).
             expected: fingerprint that the model must have. The hashes of its files are compared before any is loaded.
             widths: on XLA, to how many tokens the texts of large calls are padded, from `plan_widths`; None: chosen
@@ -211,7 +212,7 @@ class Encoder:
             InvalidArgumentError: an option does not fit the model or the device.
             DeviceError: this machine has no such device.
         """
-        options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens)
+        options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens, cap_tokens)
         modules, fingerprint = load_model(model, options, device, expected, label=label)
         opened = open_device(
             device,
@@ -232,6 +233,7 @@ class Encoder:
         query_prompt: str | None = None,
         document_prompt: str | None = None,
         max_tokens: int | None = None,
+        cap_tokens: int | None = None,
     ) -> Fingerprint | None:
         """Return the fingerprint that `load` would give, without loading; None if this machine never loaded the model.
 
@@ -241,8 +243,8 @@ class Encoder:
             ModelNotFoundError: there is no such model.
 
         """
-        options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens)
-        return recalled(find_model(model), label or str(model), asdict(options))
+        options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens, cap_tokens)
+        return recalled(find_model(model), label or str(model), options.identity)
 
     @property
     def dimensions(self) -> int:

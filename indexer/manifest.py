@@ -276,7 +276,7 @@ class FusionWeight(_Record):
     hybrid: float
     """nDCG@10 of hybrid search with `alpha`."""
     encoder: str | None = None
-    """Digest of the encoder that it was measured with."""
+    """`VectorsInfo.sides_digest` of the encoders that it was measured with."""
     lexical_rules: dict[str, Any] = {}
     """Rules of the analyser that it was measured with."""
     scales: FusionScales | None = None
@@ -346,7 +346,7 @@ class Relevance(_Record):
     rows: Annotated[int, Field(ge=0)]
     """Datapoints of the version that they were fitted on; later versions keep them until they have far more."""
     encoder: str | None = None
-    """Digest of the encoder that they were fitted with."""
+    """`VectorsInfo.sides_digest` of the encoders that they were fitted with."""
     lexical_rules: dict[str, Any] = {}
     """Rules of the analyser that they were fitted with."""
     models: dict[str, ModelCurve] = {}
@@ -384,7 +384,7 @@ class Ranker(_Record):
     queries: Annotated[int, Field(ge=1)]
     """Number of judged queries."""
     encoder: str | None = None
-    """Digest of the encoder of the version that it was learned on."""
+    """`VectorsInfo.sides_digest` of the version that it was learned on."""
     lexical_rules: dict[str, Any] = {}
     """Rules of the analyser of that version."""
 
@@ -396,6 +396,16 @@ class VectorsInfo(_Record):
     """Components of a vector; 0: the index has no unnamed vectors."""
     encoder: dict[str, Any] | None = None
     """Fingerprint of the encoder that made them; None: they are given."""
+    query_encoder: dict[str, Any] | None = None
+    """Fingerprint of the encoder of queries; None: `encoder` encodes them, too."""
+
+    @property
+    def sides_digest(self) -> str | None:
+        """Digest of everything that scores of texts depend on: of both encoders, or of the only one; None: unknown."""
+        digest: str | None = (self.encoder or {}).get("digest")
+        if self.query_encoder is None:
+            return digest
+        return hashlib.sha256(f"{digest} {self.query_encoder['digest']}".encode()).hexdigest()
 
 
 def _with_components(info: VectorsInfo) -> VectorsInfo:
@@ -421,6 +431,8 @@ class Manifest(_Record):
     spec: IndexSpec
     encoder: dict[str, Any] | None = None
     """Fingerprint of the encoder that made the vectors; None if the source had vectors."""
+    query_encoder: dict[str, Any] | None = None
+    """Fingerprint of the encoder of queries; None: `encoder` encodes them, too."""
     dimensions: Annotated[int, Field(ge=0, le=_MAX_DIMENSIONS)]
     """Components of a vector; 0: the index has no vectors."""
     named_vectors: dict[str, Annotated[VectorsInfo, AfterValidator(_with_components)]] = {}
@@ -462,7 +474,10 @@ class Manifest(_Record):
     @property
     def vectors(self) -> dict[str, VectorsInfo]:
         """What is known of the vectors of each name; "" is the unnamed vector, and comes first."""
-        return {"": VectorsInfo(dimensions=self.dimensions, encoder=self.encoder), **self.named_vectors}
+        unnamed = VectorsInfo(
+            dimensions=self.dimensions, encoder=self.encoder, query_encoder=self.query_encoder
+        )
+        return {"": unnamed, **self.named_vectors}
 
     @property
     def vector_names(self) -> list[str]:
@@ -499,6 +514,26 @@ class Manifest(_Record):
     def encoded(self) -> dict[str, Manifest]:
         """The manifests of the vectors that have an encoder, by name, as `of_vectors`; "" is the unnamed vector."""
         return {name: self.of_vectors(name) for name in self.spec.encoders}
+
+    @property
+    def sides(self) -> tuple[Manifest, ...]:
+        """The manifests of indexes with one model: that of this one's documents, and that of its queries.
+
+        Only this one if a single model encodes both. They are not published anywhere.
+        """
+        encoder = self.spec.encoder
+        if encoder is None or len(encoder.sides) == 1:
+            return (self,)
+        return tuple(
+            self.model_copy(
+                update={
+                    "spec": self.spec.model_copy(update={"encoder": spec}),
+                    "encoder": fingerprint,
+                    "query_encoder": None,
+                }
+            )
+            for spec, fingerprint in zip(encoder.sides, (self.encoder, self.query_encoder), strict=True)
+        )
 
     @property
     def builds(self) -> tuple[str, ...]:
@@ -550,7 +585,7 @@ def stored_vectors(vectors: Mapping[str, VectorsInfo]) -> dict[str, Any]:
     """Return the fields of a manifest for what is known of the vectors of each name, as `Manifest.vectors`."""
     named = dict(vectors)
     unnamed = named.pop("")
-    return {"dimensions": unnamed.dimensions, "encoder": unnamed.encoder, "named_vectors": named}
+    return {**dict(unnamed), "named_vectors": named}
 
 
 class _Header(_Record):

@@ -32,7 +32,7 @@ from scannery.pipelines.job_planning import build_id, plan_job
 from scannery.pipelines.planning.build_plan import cut_input, with_headings
 from scannery.pipelines.planning.compatibility import check_live_rows
 from scannery.pipelines.planning.input_parts import CutMemory
-from scannery.pipelines.planning.planned_encoder import planned_encoders, recipe_of
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder, planned_encoders, recipe_of
 from scannery.pipelines.planning.worker_resources import UNEVEN, row_size, segment_memory
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.sources import Fields, InputFile, Part, arrange, find_files, ids_to_delete
@@ -129,7 +129,7 @@ def build(
         allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
         parts, limit = cut_input(files, spec, progress, _memory(mode, files, store, spec.index))
         engine = _engine(spec, store, runner, runner_options, accelerator)
-        recall_queries = None if queries is None else read_queries(queries, engine.encoder)
+        recall_queries = None if queries is None else read_queries(queries, _query_encoder(spec, engine))
         clock.lap("plan")
         for attempt in range(1, ATTEMPTS + 1):
             job = dataclasses.replace(
@@ -266,6 +266,10 @@ def _engine(
     encoders = planned_encoders(spec, store.uri)
     encoder = None if spec.encoder is None else encoders[recipe_of(spec.encoder)]
     return Engine(runner=runner, options=options, encoder=encoder, encoders=encoders, accelerator=accelerator)
+
+
+def _query_encoder(spec: IndexSpec, engine: Engine) -> PlannedEncoder | None:
+    return None if spec.encoder is None else engine.encoders[recipe_of(spec.encoder.queries)]
 
 
 def _check_engine(

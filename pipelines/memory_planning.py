@@ -418,6 +418,6 @@ def _weights(spec: IndexSpec, encoders: Mapping[str, PlannedEncoder]) -> int:
     from scannery.embed.models.model_files import weights_bytes
 
     with contextlib.ExitStack() as stack:
-        recipes = {recipe_of(encoder) for encoder in spec.encoders.values()}
+        recipes = {recipe_of(side) for encoder in spec.encoders.values() for side in encoder.sides}
         folders = [stack.enter_context(encoders[each].folder()) for each in recipes]
         return sum(int(ENCODER_COPIES * weights_bytes(folder)) for folder in folders)

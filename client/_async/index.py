@@ -200,6 +200,7 @@ class AsyncIndex(AsyncWrites):
         dynamic: Literal[True] | None = None,
         vectors: Literal["optional"] | None = None,
         named_vectors: NamedVectors | None = None,
+        encoder: Mapping[str, Any] | None = None,
         target_recall: float | None = None,
         reranker: str | Mapping[str, Any] | None = None,
         search: Mapping[str, Any] | None = None,
@@ -217,6 +218,8 @@ class AsyncIndex(AsyncWrites):
             dynamic: allow attributes that are not declared.
             vectors: allow datapoints without a vector.
             named_vectors: name → new named vectors, as in `create_index`; datapoints have none until they are written.
+            encoder: `{"query_model": …}`: a model for queries alone, or None for that of the documents; other keys of
+                `encoder` stay.
             target_recall: share of the true nearest neighbours that searches find.
             reranker: a cross-encoder for `rerank`: its name, or a mapping as in SPEC.yaml.
             search: defaults of searches, as in SPEC.yaml; other keys of `search` stay.
@@ -236,6 +239,7 @@ class AsyncIndex(AsyncWrites):
                 dynamic=dynamic,
                 vectors=vectors,
                 named_vectors=named_vectors,
+                encoder=encoder,
                 target_recall=target_recall,
                 reranker=reranker,
                 search=search,

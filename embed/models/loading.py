@@ -148,6 +148,15 @@ class ModelOptions:
     query_prompt: str | None = None
     document_prompt: str | None = None
     max_tokens: int | None = None
+    cap_tokens: int | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The options by name, for keys of caches; without `cap_tokens` they are those of earlier releases."""
+        options = asdict(self)
+        if self.cap_tokens is None:
+            del options["cap_tokens"]
+        return options
 
 
 def load_model(
@@ -175,7 +184,7 @@ def load_model(
     folder = find_model(model)
     check_model_folder(folder)
     with ThreadPoolExecutor(1) as background:
-        known_soon = background.submit(CachedModel, folder, asdict(options))
+        known_soon = background.submit(CachedModel, folder, options.identity)
         kind = device_kind(device)  # imports torch meanwhile
         cached = known_soon.result()
     if expected is not None:
@@ -205,7 +214,7 @@ def _load_by_library(
     folder: Path, label: str, options: ModelOptions, cached: CachedModel
 ) -> tuple[Any, Fingerprint]:
     modules = on_one_core(lambda: load_modules(folder))
-    _limit_tokens(modules, options.max_tokens)
+    _limit_tokens(modules, options)
     fingerprint = Fingerprint(
         model=label,
         weights_sha256=cached.weights_sha256,
@@ -261,10 +270,12 @@ def _lean_wanted() -> bool:
     return os.environ.get(LEAN_ENVIRONMENT, "") != "0"
 
 
-def _limit_tokens(model: Any, max_tokens: int | None) -> None:
+def _limit_tokens(model: Any, options: ModelOptions) -> None:
+    limit, max_tokens = _max_tokens(model), options.max_tokens
+    if options.cap_tokens is not None:
+        max_tokens = min(limit, options.cap_tokens)
     if max_tokens is None:
         return
-    limit = _max_tokens(model)
     if not 3 <= max_tokens <= limit:
         raise InvalidArgumentError(
             f"max_tokens must be from 3 to {limit}, got {max_tokens}", field="max_tokens"

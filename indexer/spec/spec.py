@@ -387,7 +387,7 @@ class IndexSpec(SpecModel):
     @property
     def document_encoders(self) -> dict[str, EncoderSpec]:
         """Encoders that builds encode texts with, by the name of their vectors: unnamed ones may be given."""
-        return {name: encoder for name, encoder in self.encoders.items() if name or self.embeds}
+        return {name: encoder.documents for name, encoder in self.encoders.items() if name or self.embeds}
 
     @property
     def named_encoders(self) -> dict[str, EncoderSpec]:

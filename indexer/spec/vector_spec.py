@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from scannery.indexer.spec.model import FieldSpecModel, SpecModel, mapping_like
 from scannery.indexer.spec.model_reference import ModelName
@@ -35,6 +35,10 @@ class EncoderSpec(SpecModel):
     """A sentence-transformers model: a name, a local folder, or `store:NAME@N` from the store of the index. Never runs
     remote code."""
 
+    query_model: Annotated[str | None, Field(min_length=1, max_length=1024)] = None
+    """A model for queries alone, with as many dimensions, trained to find the vectors of `model`, which encodes
+    everything else. No stored vector depends on it, so it can be changed at any time. Default: `model`."""
+
     device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
     """Device of builds; servers choose their own."""
 
@@ -51,7 +55,49 @@ class EncoderSpec(SpecModel):
     """Text in front of every passage; default: the model's document prompt."""
 
     max_tokens: Annotated[int, Field(ge=8, le=131072)] | None = None
-    """Longest input in tokens, the rest is cut off; default: the model's own limit."""
+    """Longest input in tokens, the rest is cut off; default: the model's own limit, as of `query_model` if that is
+    lower."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `scannery.embed.Encoder.load`, besides the model, that its vectors depend on."""
+        return self.model_dump(include={"dimensions", "query_prompt", "document_prompt", "max_tokens"})
+
+    @property
+    def documents(self) -> EncoderSpec:
+        """The encoder of documents, which alone determines what is stored; this one without a model for queries."""
+        return self if self.query_model is None else self.model_copy(update={"query_model": None})
+
+    @property
+    def queries(self) -> EncoderSpec:
+        """The encoder of queries; `documents` without a model for queries."""
+        if self.query_model is None:
+            return self
+        return _QuerySideSpec(
+            **{**self.model_dump(exclude={"document_prompt"}), "model": self.query_model, "query_model": None}
+        )
+
+    @property
+    def sides(self) -> tuple[EncoderSpec, ...]:
+        """The encoder of documents, and that of queries if it is another one."""
+        return (self,) if self.query_model is None else (self.documents, self.queries)
+
+    @model_serializer(mode="wrap")
+    def _without_new_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Earlier releases refuse the key; a spec that does not use it is written as they read it.
+        fields: dict[str, Any] = handler(self)
+        if self.query_model is None:
+            fields.pop("query_model", None)
+        return fields
+
+
+class _QuerySideSpec(EncoderSpec):
+    """A model for queries alone: `max_tokens` is for documents, so a lower limit of the model is no error."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        options = super().options
+        return {**options, "max_tokens": None, "cap_tokens": options["max_tokens"]}
 
 
 VECTOR_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")

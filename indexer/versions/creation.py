@@ -13,8 +13,16 @@ from typing import Any
 
 from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFoundError, ReplacedError
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
-from scannery.indexer.manifest import Manifest, Ranker, Recall, Relevance, VectorsInfo, stored_vectors
-from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
+from scannery.indexer.manifest import (
+    Manifest,
+    Ranker,
+    Recall,
+    Relevance,
+    VectorsInfo,
+    stored_vectors,
+    vectors_key,
+)
+from scannery.indexer.spec.spec import IndexSpec, LexicalSpec, NamedVectorSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
@@ -29,6 +37,7 @@ __all__ = [
     "keeps_compounds",
     "rank_index",
     "with_analyser",
+    "without_query_model",
 ]
 
 
@@ -80,6 +89,14 @@ def given_vectors(spec: IndexSpec, name: str) -> VectorsInfo:
         field = f"named_vectors.{name}.encoder"
         raise InvalidSpecError(f"{field}: its dimensions and fingerprint are required", field=field)
     return VectorsInfo(dimensions=dimensions)
+
+
+def without_query_model(spec: IndexSpec, name: str) -> dict[str, Any] | None:
+    """Return None, the fingerprint of no model for queries; InvalidSpecError if the vectors of a name get one."""
+    if spec.encoders[name].query_model is None:
+        return None
+    field = f"named_vectors.{name}.encoder.query_model" if name else "encoder.query_model"
+    raise InvalidSpecError(f"{field}: its fingerprint is required", field=field)
 
 
 def with_analyser(spec: IndexSpec, parent: IndexSpec | None) -> IndexSpec:
@@ -146,6 +163,7 @@ def alter_index(
     change: Callable[[Manifest], IndexSpec],
     *,
     named: Callable[[IndexSpec, str], VectorsInfo] = given_vectors,
+    queries: Callable[[IndexSpec, str], dict[str, Any] | None] = without_query_model,
 ) -> Manifest:
     """Publish a version with a changed spec, and return its manifest; the current one if the spec stays the same.
 
@@ -156,9 +174,14 @@ def alter_index(
             Its errors end the call.
         named: returns what is known of a named vector that is added, for the changed spec and its name. Default: for
             names without an encoder.
+        queries: returns the fingerprint of the model for queries alone that the vectors of a name get, for the changed
+            spec and the name; None: they have none any more. Default: for names without one.
+
+    What was measured of searches with another model for queries is not kept: until a build measures it again, hybrid
+    search has the default weight and scales of each query, and hits of the modes with vectors have no relevance.
 
     Raises:
-        InvalidSpecError: a name with an encoder is added, without `named`.
+        InvalidSpecError: a name with an encoder is added, without `named`; or a model for queries, without `queries`.
         NotFoundError: there is no such index.
         CorruptError, FormatError: the current version cannot be read.
         AlreadyExistsError: in each of MAX_ATTEMPTS attempts, another version was published meanwhile.
@@ -167,7 +190,7 @@ def alter_index(
 
     def altered(parent: Manifest) -> Manifest:
         spec = change(parent)
-        return parent if spec == parent.spec else _altered(parent, spec, named)
+        return parent if spec == parent.spec else _altered(parent, spec, named, queries)
 
     return _published(store, index, altered)
 
@@ -260,7 +283,8 @@ def altered_spec(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
     for key, value in changes.items():
         merges = isinstance(value, Mapping) and isinstance(data.get(key), Mapping)
         merged = {**data[key], **value} if merges else value
-        if key in IndexSpec.model_fields and key not in _POSSIBLE and merged != data.get(key):
+        is_stored = _stored_part(key, merged) != _stored_part(key, data.get(key))
+        if key in IndexSpec.model_fields and key not in _POSSIBLE and is_stored:
             what = "an alias gives the index another name" if key == "index" else _OTHER_WAY
             raise _refused(key, f"cannot be changed, since it determines what is stored: {what}")
         data[key] = merged
@@ -275,6 +299,13 @@ def altered_spec(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
         if getattr(spec, key) == value and getattr(changed, key) != value:
             raise _refused(key, f"cannot be taken back, since rows may depend on it: {_OTHER_WAY}")
     return changed
+
+
+def _stored_part(key: str, value: object) -> object:
+    """Return what of a key determines what is stored: all but the model for queries."""
+    if key != "encoder" or not isinstance(value, Mapping):
+        return value
+    return {name: each for name, each in value.items() if name != "query_model"}
 
 
 def _check_attributes(old: IndexSpec, new: IndexSpec) -> None:
@@ -295,28 +326,60 @@ def _check_names_stay(spec: IndexSpec, names: object) -> None:
 
 def _check_named_vectors(old: IndexSpec, new: IndexSpec) -> None:
     for name, vector_spec in old.named_vectors.items():
-        if new.named_vectors[name] != vector_spec:
+        if _of_documents(new.named_vectors[name]) != _of_documents(vector_spec):
             raise _refused(
                 f"named_vectors.{name}",
                 f"cannot be changed, since it determines what is stored: add another name, or {_OTHER_WAY}",
             )
 
 
+def _of_documents(spec: NamedVectorSpec) -> NamedVectorSpec:
+    return spec.model_copy(update={"encoder": spec.encoder and spec.encoder.documents})
+
+
 def _refused(field: str, what: str) -> InvalidSpecError:
     return InvalidSpecError(f"{field}: {what}", field=field)
 
 
-def _altered(parent: Manifest, spec: IndexSpec, named: Callable[[IndexSpec, str], VectorsInfo]) -> Manifest:
-    vectors = parent.named_vectors
+def _altered(
+    parent: Manifest,
+    spec: IndexSpec,
+    named: Callable[[IndexSpec, str], VectorsInfo],
+    queries: Callable[[IndexSpec, str], dict[str, Any] | None],
+) -> Manifest:
+    before, encoders = parent.vectors, parent.spec.encoders
+    vectors = {name: before.get(name) or named(spec, name) for name in ("", *spec.named_vectors)}
+    for name, encoder in spec.encoders.items():
+        if name in encoders and encoder.query_model != encoders[name].query_model:
+            vectors[name] = vectors[name].model_copy(update={"query_encoder": queries(spec, name)})
     return parent.model_copy(
         update={
             "parent": parent.version,
             "spec": spec,
             "recall": _recall(parent, spec),
-            "named_vectors": {name: vectors.get(name) or named(spec, name) for name in spec.named_vectors},
+            **stored_vectors(vectors),
+            **_measured(parent, vectors),
             "statistics": {"mode": "alter", "builds": parent.builds},
         }
     )
+
+
+def _measured(parent: Manifest, vectors: Mapping[str, VectorsInfo]) -> dict[str, Any]:
+    """Return the fields of a manifest for measurements of searches by text, as far as these hold for its encoders."""
+    changed = {
+        name for name, info in parent.vectors.items() if info.sides_digest != vectors[name].sides_digest
+    }
+    relevance = parent.relevance
+    if relevance is not None:
+        gone = {vectors_key(name) for name in changed}
+        models = {key: each for key, each in relevance.models.items() if key not in gone}
+        relevance = relevance.model_copy(update={"models": models})
+    if "" not in changed:
+        return {"relevance": relevance}
+    if relevance is not None:  # scores by words stay what they are
+        digest = vectors[""].sides_digest
+        relevance = relevance.of_modes(("lexical",)).model_copy(update={"encoder": digest})
+    return {"fusion": None, "relevance": relevance, "ranker": None}
 
 
 def _recall(parent: Manifest, spec: IndexSpec) -> Recall | None:

@@ -37,7 +37,7 @@ from scannery.indexer.errors import CorruptError, NotFoundError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines import errors as pipeline_errors
-from scannery.pipelines.planning.planned_encoder import agreed_encoder, load_encoder, recipe_of
+from scannery.pipelines.planning.planned_encoder import agreed_encoder, both_sides, load_encoder, recipe_of
 from scannery.pipelines.records.id_blocks import IdBlock
 from scannery.pipelines.stages.embed import embed_unit, finished_unit
 from scannery.pipelines.stages.publish import publish
@@ -55,7 +55,7 @@ from scannery.pipelines.state.embedding_cache import Catalogue, NamedCatalogue
 from scannery.pipelines.state.job import Job, ShardOutcome, UnitOutcome, read_parent
 from scannery.pipelines.state.row_groups import RowGroup, row_groups_of
 from scannery.pipelines.state.work_units import UnitSums, WorkUnit, add_up, read_run
-from scannery.pipelines.tuning.tuning_queries import EncoderSource, EncoderSources
+from scannery.pipelines.tuning.tuning_queries import EncoderSources
 
 __all__ = [
     "BuildSegment",
@@ -347,7 +347,7 @@ class EmbedUnit(Stage):
 def _load(job: Job, spec: EncoderSpec) -> Encoder:
     """Load an encoder; that of the unnamed vector with the widths that were planned for its texts."""
     encoder = job.spec.encoder
-    is_own = encoder is not None and encoder.model_copy(update={"dtype": spec.dtype}) == spec
+    is_own = encoder is not None and encoder.documents.model_copy(update={"dtype": spec.dtype}) == spec
     return load_encoder(spec, job.store_uri, job.widths if is_own else ())
 
 
@@ -436,7 +436,7 @@ class Publish(Stage):
 
 
 def _encoder_sources(job: Job, encoders: EncoderHandle) -> EncoderSources:
-    def source_of(spec: EncoderSpec) -> EncoderSource:
-        return lambda: encoders.acquire(recipe_of(spec), lambda: _load(job, spec))
+    def load(side: EncoderSpec) -> Encoder:
+        return encoders.acquire(recipe_of(side), partial(_load, job, side))
 
-    return {name: source_of(spec) for name, spec in job.spec.encoders.items()}
+    return {name: partial(both_sides, spec, load) for name, spec in job.spec.encoders.items()}

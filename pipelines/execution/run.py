@@ -32,7 +32,7 @@ from scannery.pipelines.execution.chain import (
     run_in_process,
 )
 from scannery.pipelines.execution.runners import new_pipeline, stage_pools
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder, recipe_of, with_widths
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder, both_sides, recipe_of, with_widths
 from scannery.pipelines.stages.embed import find_finished, finished_units, read_outcomes
 from scannery.pipelines.stages.publish import BuildRecord, embedded_record, publish, read_record
 from scannery.pipelines.stages.resolve import (
@@ -200,7 +200,7 @@ def execute(
 
     """
     encoders = {
-        name: engine.encoders[recipe_of(spec)].load
+        name: partial(both_sides, spec, lambda side: engine.encoders[recipe_of(side)].load())
         for name, spec in job.spec.encoders.items()
         if recipe_of(spec) in engine.encoders
     }
@@ -345,7 +345,8 @@ def _run_by_beam(
     pools = stage_pools(
         engine.runner, engine.options, accelerator=engine.accelerator, segment_bytes=engine.segment_bytes
     )
-    encoders = new_encoder_handle(map(recipe_of, job.spec.encoders.values()))
+    sides = (side for encoder in job.spec.encoders.values() for side in encoder.sides)
+    encoders = new_encoder_handle(map(recipe_of, sides))
     add_build(pipeline, job, elements, _with_loaded(encoders, job, engine), pools, until=until)
     state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):

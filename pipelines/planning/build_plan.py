@@ -17,7 +17,7 @@ from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION, chosen_parts, stem_of
 from scannery.indexer.lexical.words import words_of
 from scannery.indexer.manifest import Manifest, VectorsInfo
-from scannery.indexer.spec.spec import MAX_SHARDS, IndexSpec, LexicalSpec
+from scannery.indexer.spec.spec import MAX_SHARDS, EncoderSpec, IndexSpec, LexicalSpec
 from scannery.indexer.versions.creation import keeps_compounds
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.planning.input_parts import CutMemory, cut_files
@@ -107,9 +107,29 @@ def vectors_of(
     }
     existing = {} if parent is None else parent.vectors
     return {
-        name: VectorsInfo(dimensions=size, encoder=_fingerprint(planned.get(name), existing.get(name)))
+        name: VectorsInfo(
+            dimensions=size,
+            encoder=_fingerprint(planned.get(name), existing.get(name)),
+            query_encoder=_query_fingerprint(spec.encoders.get(name), encoders, size),
+        )
         for name, size in dimensions.items()
     }
+
+
+def _query_fingerprint(
+    spec: EncoderSpec | None, encoders: Mapping[str, PlannedEncoder], dimensions: int
+) -> dict[str, Any] | None:
+    """Return the fingerprint of a model for queries alone; None if there is none."""
+    if spec is None or spec.query_model is None:
+        return None
+    encoder = encoders[recipe_of(spec.queries)]
+    if encoder.dimensions != dimensions:
+        raise SpecConflictError(
+            f"encoder.query_model: {spec.query_model} has {encoder.dimensions} dimensions, the vectors that it is to "
+            f"find have {dimensions}",
+            field="encoder.query_model",
+        )
+    return encoder.fingerprint.to_dict()
 
 
 def _fingerprint(encoder: PlannedEncoder | None, existing: VectorsInfo | None) -> dict[str, Any] | None:

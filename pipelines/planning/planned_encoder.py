@@ -27,6 +27,7 @@ import numpy as np
 
 from scannery.embed import Encoder, InvalidArgumentError
 from scannery.embed.devices.precision import fastest_dtype
+from scannery.embed.sided_encoder import SidedEncoder, TextEncoder
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
 from scannery.indexer.models.references import located_model
 from scannery.indexer.spec.spec import EncoderSpec, IndexSpec
@@ -45,6 +46,7 @@ __all__ = [
     "PlannedEncoder",
     "agreed_dtype",
     "agreed_encoder",
+    "both_sides",
     "load_encoder",
     "planned_encoders",
     "recipe_of",
@@ -54,8 +56,17 @@ __all__ = [
 
 
 def recipe_of(spec: EncoderSpec) -> str:
-    """Return what an encoder is loaded by: with equal recipes, several vectors share one loaded model."""
-    return spec.model_dump_json()
+    """Return what the model of documents is loaded by: with equal recipes, several vectors share one loaded model.
+
+    The recipe of a model for queries is that of `EncoderSpec.queries`.
+    """
+    return spec.documents.model_dump_json()
+
+
+def both_sides(spec: EncoderSpec, load: Callable[[EncoderSpec], Encoder]) -> TextEncoder:
+    """Return what encodes queries and documents, of the models that `load` returns for `EncoderSpec.sides`."""
+    documents, *queries = map(load, spec.sides)
+    return SidedEncoder(queries=queries[0], documents=documents) if queries else documents
 
 
 def load_encoder(spec: EncoderSpec, store: str | None, widths: Sequence[int] = ()) -> Encoder:
@@ -75,10 +86,7 @@ def load_encoder(spec: EncoderSpec, store: str | None, widths: Sequence[int] = (
             label=spec.model,
             device=spec.device,
             dtype=spec.dtype,
-            dimensions=spec.dimensions,
-            query_prompt=spec.query_prompt,
-            document_prompt=spec.document_prompt,
-            max_tokens=spec.max_tokens,
+            **spec.options,
             widths=widths or None,
         )
 
@@ -123,14 +131,7 @@ class PlannedEncoder:
 
         spec = self.spec
         with self.folder() as folder:
-            fingerprint = Encoder.known_fingerprint(
-                folder,
-                label=spec.model,
-                dimensions=spec.dimensions,
-                query_prompt=spec.query_prompt,
-                document_prompt=spec.document_prompt,
-                max_tokens=spec.max_tokens,
-            )
+            fingerprint = Encoder.known_fingerprint(folder, label=spec.model, **spec.options)
         if fingerprint is not None:
             return fingerprint
         # The launcher of a build on TPUs may have none.
@@ -143,8 +144,9 @@ class PlannedEncoder:
 
 
 def planned_encoders(spec: IndexSpec, store: str | None) -> dict[str, PlannedEncoder]:
-    """Return the encoders of a spec by their recipes; `store` as of `PlannedEncoder`."""
-    return {recipe_of(encoder): PlannedEncoder(encoder, store) for encoder in spec.encoders.values()}
+    """Return the encoders of a spec, those of queries alone included, by their recipes; `store` as of `PlannedEncoder`."""
+    sides = (side for encoder in spec.encoders.values() for side in encoder.sides)
+    return {recipe_of(side): PlannedEncoder(side, store) for side in sides}
 
 
 _LOG = logging.getLogger(__name__)
@@ -224,7 +226,9 @@ def _loaded(spec: EncoderSpec, dtype: str | None, load: Callable[[EncoderSpec], 
 
 
 def _key(job: Job, spec: EncoderSpec | None) -> str:
-    suffix = "" if spec in (None, job.spec.encoder) else f".{key_of('dtype', recipe_of(spec))[:16]}"
+    unnamed = job.spec.encoder
+    is_unnamed = spec is None or (unnamed is not None and recipe_of(spec) == recipe_of(unnamed))
+    suffix = "" if spec is None or is_unnamed else f".{key_of('dtype', recipe_of(spec))[:16]}"
     # Among the records of units: these are kept as long as the embeddings of a build without a version.
     return stage_key(job.index, "units", f"{job.build_id}{suffix}.dtype.json")
 

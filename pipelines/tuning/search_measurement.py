@@ -138,7 +138,7 @@ def _model_digests(manifest: Manifest) -> dict[str, str | None]:
     """
     spec = manifest.spec
     digests: dict[str, str | None] = {
-        vectors_key(name): info.encoder["digest"]
+        vectors_key(name): info.sides_digest
         for name, info in manifest.named_vectors.items()
         if info.encoder is not None
     }
@@ -169,12 +169,12 @@ def _still_holds(previous: FusionWeight | Relevance | None, manifest: Manifest) 
 
 
 def _identity(manifest: Manifest) -> tuple[str | None, dict[str, Any]]:
-    """Return what a measurement depends on besides the rows: the encoder's digest, and how words are analysed."""
+    """Return what a measurement depends on besides the rows: digest of the encoders, and analysis of words."""
     lexical = manifest.spec.lexical
     rules = lexical.rules if lexical else {}
     if lexical and lexical.counts_documents:
         rules["scope"] = lexical.scope
-    return (manifest.encoder or {}).get("digest"), rules
+    return manifest.vectors[""].sides_digest, rules
 
 
 def _measured(

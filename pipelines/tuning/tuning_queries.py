@@ -50,7 +50,7 @@ from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.sources.query_files import query_records
 
 if TYPE_CHECKING:
-    from scannery.embed import Encoder
+    from scannery.embed.sided_encoder import TextEncoder
 
 __all__ = [
     "NO_ENCODERS",
@@ -253,7 +253,7 @@ def _question_span(words: Sequence[str], generator: np.random.Generator) -> tupl
     return start, end, min(end, start + MOST_WORDS)
 
 
-EncoderSource = Callable[[], "Encoder"]
+EncoderSource = Callable[[], "TextEncoder"]
 """Returns the encoder, loading it on the first call."""
 
 

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
+from scannery.embed.sided_encoder import SidedEncoder, TextEncoder
 from scannery.indexer import EncoderSpec, IndexerError, IndexSpec, Manifest, SourceSpec
 from scannery.indexer.models.references import located_model, stored_model
 from scannery.runtime.errors import EncoderUnavailableError
@@ -62,6 +64,8 @@ class EncoderPool:
         self._process: EncoderProcess | None = None
         self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
+        # Also of indexes that share one of two models only.
+        self._models: WeakValueDictionary[str, TextEncoder] = WeakValueDictionary()
         self._of_models: dict[str, QueryEncoder] = {}
         self._failed: dict[str, RetryState] = {}
         self.observer = Observer()
@@ -95,7 +99,8 @@ class EncoderPool:
         Those that are in another process, or cannot be found, have none.
         """
         encoded = [] if self._remote is not None else manifest.encoded.values()
-        return {_key(each): self.model_bytes(each.spec.encoder) for each in encoded if each.spec.encoder}
+        sides = [side for each in encoded for side in each.sides]
+        return {_key(side): self.model_bytes(side.spec.encoder) for side in sides if side.spec.encoder}
 
     def model_bytes(self, spec: EncoderSpec) -> int:
         """Return the memory that an encoder takes in a process that loads it; 0 if its model is not on this machine."""
@@ -147,7 +152,7 @@ class EncoderPool:
 
         try:
             with located_model(spec.model, self._folder, self._store) as location:
-                return Encoder.known_fingerprint(location, label=spec.model, **_options(spec))
+                return Encoder.known_fingerprint(location, label=spec.model, **spec.options)
         except (EmbedError, IndexerError, OSError) as error:
             raise EncoderUnavailableError(f"{field}: {error}", field=field) from error
 
@@ -165,7 +170,7 @@ class EncoderPool:
 
         try:
             with located_model(spec.model, self._folder, self._store) as location:
-                encoder = Encoder.load(location, label=spec.model, device=self._device, **_options(spec))
+                encoder = Encoder.load(location, label=spec.model, device=self._device, **spec.options)
             return encoder.fingerprint
         except (EmbedError, IndexerError, OSError) as error:
             raise EncoderUnavailableError(f"{field}: {error}", field=field) from error
@@ -189,37 +194,42 @@ class EncoderPool:
         return encoder
 
     def _created(self, manifest: Manifest) -> QueryEncoder:
+        documents, *queries = map(self._model_of, manifest.sides)
+        return QueryEncoder(
+            SidedEncoder(queries=queries[0], documents=documents) if queries else documents,
+            cached=self._cached,
+            cached_bytes=self._cached_bytes,
+            observer=self.observer,
+            batched=self._remote is None,
+        )
+
+    def _model_of(self, side: Manifest) -> TextEncoder:
+        """Return the model of one of `Manifest.sides`."""
+        key = _key(side)
+        model = self._models.get(key)
+        if model is None:
+            model = self._models[key] = self._new_model(side)
+        return model
+
+    def _new_model(self, side: Manifest) -> TextEncoder:
         if self._remote is None:
-            encoder = load_encoder(manifest, self._device, self._folder, self._store)
-            return QueryEncoder(
-                encoder, cached=self._cached, cached_bytes=self._cached_bytes, observer=self.observer
-            )
+            return load_encoder(side, self._device, self._folder, self._store)
         from scannery.serving.encoding.remote_encoder import EncoderProcess, RemoteEncoder
 
         # Connected on first use: connections do not survive a fork.
         self._process = self._process or EncoderProcess(self._remote)
-        return QueryEncoder(
-            RemoteEncoder(self._process, manifest),
-            cached=self._cached,
-            cached_bytes=self._cached_bytes,
-            observer=self.observer,
-            batched=False,
-        )
+        return RemoteEncoder(self._process, side)
 
 
 def _key(manifest: Manifest) -> str:
     """Return what indexes with the same encoder share."""
     assert manifest.spec.encoder is not None
     spec = manifest.spec.encoder.model_dump(exclude={"device", "dtype"})
-    return json.dumps([spec, manifest.encoder, manifest.dimensions], sort_keys=True)
-
-
-def _options(spec: EncoderSpec) -> dict[str, Any]:
-    return spec.model_dump(include={"dimensions", "query_prompt", "document_prompt", "max_tokens"})
+    return json.dumps([spec, manifest.encoder, manifest.query_encoder, manifest.dimensions], sort_keys=True)
 
 
 def load_encoder(manifest: Manifest, device: str, folder: Path, store: str | None) -> Encoder:
-    """Load the encoder of an index in this process.
+    """Load the encoder of an index with a single one in this process.
 
     A relative path of a model is resolved in `folder`, and `store:NAME@N` in the store with a URI.
 
@@ -239,10 +249,7 @@ def load_encoder(manifest: Manifest, device: str, folder: Path, store: str | Non
                 location,
                 label=spec.model,
                 device=device,
-                dimensions=spec.dimensions,
-                query_prompt=spec.query_prompt,
-                document_prompt=spec.document_prompt,
-                max_tokens=spec.max_tokens,
+                **spec.options,
                 # Checked before loading: write access to the store or the hub must not choose the code that runs.
                 expected=None if manifest.encoder is None else Fingerprint.from_dict(manifest.encoder),
             )

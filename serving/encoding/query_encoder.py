@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from scannery.embed.sided_encoder import TextEncoder
 from scannery.indexer import ChunkSpec
 from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
@@ -29,7 +30,7 @@ from scannery.serving.telemetry.tracing import span
 if TYPE_CHECKING:
     from scannery.embed import Chunker
 
-__all__ = ["CACHED_BYTES", "Observer", "QueryEncoder", "TextBatcher", "TextEncoder"]
+__all__ = ["CACHED_BYTES", "Observer", "QueryEncoder", "TextBatcher"]
 
 
 EncodeBatch = Callable[[Sequence[str]], np.ndarray]
@@ -95,23 +96,6 @@ _SMALLEST = ChunkSpec(max_tokens=8, overlap_tokens=0)
 _NO_DEADLINE = Deadline.after(None)
 
 Encode = Callable[[Sequence[str], Deadline], Sequence[np.ndarray] | np.ndarray]
-
-
-class TextEncoder(Protocol):
-    """A model in this process (`scannery.embed.Encoder`), or one in an encoder process."""
-
-    @property
-    def dimensions(self) -> int:
-        """Components of a vector."""
-
-    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of queries, float32 (Q, D)."""
-
-    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of documents, float32 (Q, D)."""
-
-    def chunker(self, max_tokens: int, overlap_tokens: int, *, headings: bool = False) -> Chunker:
-        """Return a chunker with the tokenizer of this encoder; sizes in tokens."""
 
 
 @dataclass

@@ -68,7 +68,39 @@ class VectorSpaces:
         self._catalog, self._models = catalog, AllowedModels(catalog, models)
 
     def of_encoder(self, spec: EncoderSpec, field: str) -> VectorsInfo:
-        """Return the vectors of an encoder; EncoderUnavailableError for a field if it cannot be used here."""
+        """Return the vectors of an encoder.
+
+        Args:
+            spec: its options.
+            field: of the encoder, in errors.
+
+        Raises:
+            EncoderUnavailableError: one of its models cannot be used here.
+            InvalidRequestError: its models have different dimensions.
+
+        """
+        info = self._of_side(spec.documents, f"{field}.model")
+        queries = self.of_queries(spec, info.dimensions, field)
+        return info.model_copy(update={"query_encoder": queries})
+
+    def of_queries(self, spec: EncoderSpec, dimensions: int, field: str) -> dict[str, Any] | None:
+        """Return the fingerprint of the model for queries alone; None without one.
+
+        Arguments and errors are those of `of_encoder`; `dimensions` are those of the documents' vectors.
+        """
+        if spec.query_model is None:
+            return None
+        field = f"{field}.query_model"
+        info = self._of_side(spec.queries, field)
+        if info.dimensions != dimensions:
+            raise InvalidRequestError.at(
+                field,
+                f"must have vectors of {dimensions} dimensions, as those that it is to find, got "
+                f"{spec.query_model!r:.200}, whose have {info.dimensions}",
+            )
+        return info.encoder
+
+    def _of_side(self, spec: EncoderSpec, field: str) -> VectorsInfo:
         return self._of_served(spec) or self._of_model(spec, field)
 
     def of_names(self, spec: IndexSpec, names: Collection[str], front: str) -> dict[str, VectorsInfo]:
@@ -85,7 +117,7 @@ class VectorSpaces:
         """
         encoders = spec.named_encoders
         return {
-            name: self.of_encoder(encoders[name], f"{front}.named_vectors.{name}.encoder.model")
+            name: self.of_encoder(encoders[name], f"{front}.named_vectors.{name}.encoder")
             if name in encoders
             else given_vectors(spec, name)
             for name in names
@@ -95,9 +127,9 @@ class VectorSpaces:
         """Return the vectors of an index that the caller can see with the same encoder, so that no model is loaded."""
         options = encoder_options(spec)
         for manifest in self._catalog.manifests():
-            for vectors in manifest.encoded.values():
-                if vectors.encoder is not None and encoder_options(vectors.spec.encoder) == options:
-                    return VectorsInfo(dimensions=vectors.dimensions, encoder=vectors.encoder)
+            for side in (side for each in manifest.encoded.values() for side in each.sides):
+                if side.encoder is not None and encoder_options(side.spec.encoder) == options:
+                    return VectorsInfo(dimensions=side.dimensions, encoder=side.encoder)
         return None
 
     def _of_model(self, spec: EncoderSpec, field: str) -> VectorsInfo:
@@ -108,8 +140,8 @@ class VectorSpaces:
 
 
 def encoder_options(spec: EncoderSpec | None) -> dict[str, Any] | None:
-    """Return what determines the vectors of texts; None without an encoder."""
-    return None if spec is None else spec.model_dump(exclude={"device", "dtype"})
+    """Return what determines the vectors of documents; None without an encoder."""
+    return None if spec is None else spec.documents.model_dump(exclude={"device", "dtype"})
 
 
 class Creation:
@@ -202,7 +234,7 @@ class Creation:
                     f"must be 1 to {limits.MAX_DIMENSIONS} for an index without an encoder, got {dimensions}",
                 )
             return VectorsInfo(dimensions=dimensions)
-        info = self._spaces.of_encoder(spec.encoder, "spec.encoder.model")
+        info = self._spaces.of_encoder(spec.encoder, "spec.encoder")
         if dimensions not in (0, info.dimensions):
             raise InvalidRequestError.at(
                 "dimensions", f"must be those of {spec.encoder.model}, {info.dimensions}, got {dimensions}"
@@ -279,6 +311,7 @@ class Alteration:
         live = self._catalog.live(request.index)
         before = live.state.manifest.version
         named: dict[str, VectorsInfo] = {}
+        query_models: dict[str, dict[str, Any] | None] = {}
 
         def changed(manifest: Manifest) -> IndexSpec:
             deadline.check()
@@ -301,9 +334,17 @@ class Alteration:
                 self._check_not_dynamic(manifest, added)
             named.clear()
             named.update(self._added_vectors(manifest, spec, live))
+            query_models.clear()
+            query_models.update(self._query_models(manifest, spec))
             return spec
 
-        manifest = alter_index(self._catalog.store, request.index, changed, named=lambda _, name: named[name])
+        manifest = alter_index(
+            self._catalog.store,
+            request.index,
+            changed,
+            named=lambda _, name: named[name],
+            queries=lambda _, name: query_models[name],
+        )
         self._catalog.altered(request.index)
         if before < manifest.version == manifest.columns_version:
             self._mark_columns(manifest, deadline)
@@ -339,6 +380,19 @@ class Alteration:
                 f"(`scannery index seal {manifest.index}`), or choose another name",
             )
         return new_vectors
+
+    def _query_models(self, manifest: Manifest, spec: IndexSpec) -> dict[str, dict[str, Any] | None]:
+        """Return the fingerprints of the models for queries that a spec changes, by name; they can be used here."""
+        encoders, before = spec.encoders, manifest.spec.encoders
+        return {
+            name: self._spaces.of_queries(
+                encoders[name],
+                manifest.vectors[name].dimensions,
+                f"changes.named_vectors.{name}.encoder" if name else "changes.encoder",
+            )
+            for name in encoders.keys() & before.keys()
+            if encoders[name].query_model != before[name].query_model
+        }
 
     def _check_not_dynamic(self, manifest: Manifest, names: Collection[str]) -> None:
         """Refuse to declare names that datapoints have as dynamic attributes: filters would not find their values."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -45,6 +45,24 @@ if TYPE_CHECKING:
 __all__ = ["AllowedModels", "Embedding", "EncoderRegistry", "KnownEncoders"]
 
 
+@dataclass(frozen=True)
+class Use:
+    """What an index encodes with an encoder."""
+
+    index: str
+    vectors: str
+    """Name of the vectors; empty: the unnamed ones."""
+    kind: pb.TextKind.ValueType
+
+
+def _uses(index: str, vectors: str, encoder: EncoderSpec) -> list[frozenset[Use]]:
+    """Return what each side of an encoder is used for, as `EncoderSpec.sides`."""
+    documents, queries = (Use(index, vectors, kind) for kind in (pb.TEXT_KIND_DOCUMENT, pb.TEXT_KIND_QUERY))
+    if len(encoder.sides) == 1:
+        return [frozenset((documents, queries))]
+    return [frozenset((documents,)), frozenset((queries,))]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServedEncoder:
     """An encoder that requests can name."""
@@ -53,18 +71,21 @@ class ServedEncoder:
     fingerprint: dict[str, Any] | None
     dimensions: int
     """Components of a vector; 0 if not known, of a spare one."""
-    indexes: frozenset[str]
-    """Indexes that use it."""
+    uses: frozenset[Use]
+    """What indexes encode with it."""
     open: Callable[[], QueryEncoder] = field(repr=False)
     """Returns the loaded encoder; raises as `EncoderPool.encoder_of`."""
-    unnamed: frozenset[str] = frozenset()
-    """Indexes whose unnamed vectors it makes."""
     is_nested: bool = False
     """Whether leading components of its vectors are vectors themselves: the spec of an index keeps but these."""
     loaded: Encoder | None = None
     """The model, if it is already loaded in this process."""
     is_spare: bool = False
     """Whether no index uses it yet: it is chosen where no other encoder matches a request."""
+
+    @property
+    def indexes(self) -> frozenset[str]:
+        """Indexes that use it."""
+        return frozenset(use.index for use in self.uses)
 
     @property
     def digest(self) -> str:
@@ -82,21 +103,27 @@ def index_encoders(catalog: Catalog, index: str) -> list[ServedEncoder]:
             if index:
                 raise
             continue  # a broken index must not hide the others
-        for vectors, each in manifest.encoded.items():
-            assert each.spec.encoder is not None
-            key = json.dumps([each.spec.encoder.model, each.encoder, each.dimensions], sort_keys=True)
-            earlier, none = encoders.get(key), frozenset[str]()
-            is_nested = each.spec.encoder.dimensions is not None
+        for side, uses in _sides(manifest):
+            assert side.spec.encoder is not None
+            key = json.dumps([side.spec.encoder.model, side.encoder, side.dimensions], sort_keys=True)
+            earlier = encoders.get(key)
+            is_nested = side.spec.encoder.dimensions is not None
             encoders[key] = ServedEncoder(
-                model=each.spec.encoder.model,
-                fingerprint=each.encoder,
-                dimensions=each.dimensions,
-                indexes=(earlier.indexes if earlier else none) | {name},
-                unnamed=(earlier.unnamed if earlier else none) | (none if vectors else {name}),
+                model=side.spec.encoder.model,
+                fingerprint=side.encoder,
+                dimensions=side.dimensions,
+                uses=uses if earlier is None else earlier.uses | uses,
                 is_nested=is_nested or (earlier is not None and earlier.is_nested),
-                open=partial(catalog.encoders.encoder_of, each, field="index"),
+                open=partial(catalog.encoders.encoder_of, side, field="index"),
             )
     return list(encoders.values())
+
+
+def _sides(manifest: Manifest) -> Iterator[tuple[Manifest, frozenset[Use]]]:
+    """Yield the models of a version, as `Manifest.sides` of the vectors of each name, with what each is used for."""
+    for name, each in manifest.encoded.items():
+        assert each.spec.encoder is not None
+        yield from zip(each.sides, _uses(manifest.index, name, each.spec.encoder), strict=True)
 
 
 class KnownEncoders:
@@ -142,7 +169,7 @@ class KnownEncoders:
                 model=model,
                 fingerprint=None,
                 dimensions=0,
-                indexes=frozenset(),
+                uses=frozenset(),
                 open=partial(self._opened, spec),
                 is_spare=True,
             )
@@ -220,8 +247,12 @@ class Embedding:
         ]
         # What an index uses comes first: a model that is named for later indexes makes no request ambiguous.
         matching = [encoder for encoder in matching if not encoder.is_spare] or matching
-        # So does that of an index's unnamed vector, as in a search that chooses no vectors.
-        matching = [encoder for encoder in matching if request.index in encoder.unnamed] or matching
+        preferences = [_preference(encoder, request) for encoder in matching]
+        matching = [
+            encoder
+            for encoder, preference in zip(matching, preferences, strict=True)
+            if preference == max(preferences)
+        ]
         if len(matching) == 1:
             return matching[0]
         criteria = " and ".join(
@@ -240,6 +271,19 @@ class Embedding:
         raise EncoderUnavailableError(
             f"{criteria or 'the request'} matches several encoders; there is {listing}", field="model"
         )
+
+
+def _preference(encoder: ServedEncoder, request: pb.EmbedRequest) -> int:
+    """Return how well an encoder that matches a request suits it: more is better.
+
+    Those come first that encode texts of its kind, and of them that of the unnamed vector of its index, as in a search
+    that chooses no vectors.
+    """
+    kind = request.kind or pb.TEXT_KIND_QUERY
+    uses = [use for use in encoder.uses if use.kind == kind and request.index in ("", use.index)]
+    if not request.index:
+        return int(bool(uses) or not encoder.uses)
+    return 2 if any(not use.vectors for use in uses) else int(bool(uses))
 
 
 def _check(request: pb.EmbedRequest) -> None:
@@ -319,10 +363,11 @@ class EncoderRegistry:
         principal = CURRENT.get()
         served = list(self._served.values())
         if principal is not None and principal.indexes is not None:
+            visible = principal.indexes
             served = [
-                replace(encoder, indexes=encoder.indexes & principal.indexes)
+                replace(encoder, uses=frozenset(use for use in encoder.uses if use.index in visible))
                 for encoder in served
-                if encoder.indexes & principal.indexes
+                if encoder.indexes & visible
             ]
         return [encoder for encoder in served if not index or index in encoder.indexes]
 
@@ -360,15 +405,14 @@ class EncoderRegistry:
             self._versions[f"index/{name}"] = version
 
     def _add_index(self, manifest: Manifest) -> None:
-        keys = {vectors: self._loaded(each) for vectors, each in manifest.encoded.items()}
+        uses: dict[str, frozenset[Use]] = {}
+        for side, new in _sides(manifest):
+            key = self._loaded(side)
+            uses[key] = uses.get(key, frozenset()) | new
         # A new version may name another encoder; the old one is dropped after the new one is loaded.
         for key, encoder in list(self._served.items()):
-            changed = {manifest.index}
-            self._served[key] = replace(
-                encoder,
-                indexes=encoder.indexes | changed if key in keys.values() else encoder.indexes - changed,
-                unnamed=encoder.unnamed | changed if key == keys.get("") else encoder.unnamed - changed,
-            )
+            elsewhere = frozenset(use for use in encoder.uses if use.index != manifest.index)
+            self._served[key] = replace(encoder, uses=elsewhere | uses.get(key, frozenset()))
 
     def _loaded(self, manifest: Manifest) -> str:
         """Load the encoder that a version names, and return its key."""
@@ -399,7 +443,7 @@ class EncoderRegistry:
             model=encoder.fingerprint.model,
             fingerprint=encoder.fingerprint.to_dict(),
             dimensions=encoder.dimensions,
-            indexes=frozenset(),
+            uses=frozenset(),
             open=lambda: queries,
             loaded=encoder,
         )
@@ -427,7 +471,7 @@ class AllowedModels:
             part.model
             for manifest in self._catalog.manifests()
             for part in (
-                *manifest.spec.encoders.values(),
+                *(side for encoder in manifest.spec.encoders.values() for side in encoder.sides),
                 manifest.spec.reranker,
             )
             if part is not None

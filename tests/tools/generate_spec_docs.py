@@ -78,6 +78,7 @@ EXAMPLES: dict[str, Any] = {
     "chunk.max_tokens": 200,
     "chunk.overlap_tokens": 20,
     "encoder.model": "intfloat/multilingual-e5-small",
+    "encoder.query_model": "models/e5-small-podcasts",
     "encoder.device": "cuda",
     "encoder.dtype": "bfloat16",
     "encoder.dimensions": 256,

@@ -135,6 +135,12 @@ def alter_command(
         bool, typer.Option("--optional-vectors", help="Allow datapoints without a vector.")
     ] = False,
     named_vector: NamedOption = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON", help='A model for queries alone, {"query_model": "NAME"}, or null for none.'
+        ),
+    ] = None,
     target_recall: RecallOption = None,
     reranker: RerankerOption = None,
     search: SearchOption = None,
@@ -152,6 +158,7 @@ def alter_command(
             dynamic=True if dynamic else None,
             vectors="optional" if optional_vectors else None,
             named_vectors=_named_vectors(named_vector),
+            encoder=parsed_json(encoder, "--encoder"),
             target_recall=target_recall,
             reranker=reranker,
             search=parsed_json(search, "--search"),

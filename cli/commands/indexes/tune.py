@@ -88,14 +88,16 @@ def _from_file(path: Path, manifest: Manifest, store: Store) -> np.ndarray:
     from scannery.pipelines.planning.planned_encoder import PlannedEncoder
     from scannery.pipelines.tuning.tuning_queries import read_queries
 
-    encoder = PlannedEncoder(manifest.spec.encoder, store.uri) if manifest.spec.encoder else None
+    # Without those of documents.
+    spec = manifest.sides[-1].spec.encoder
+    encoder = PlannedEncoder(spec, store.uri) if spec else None
     vectors_QD = read_queries(path, encoder)
     if encoder is not None and encoder.loaded is not None:
-        digest = (manifest.encoder or {}).get("digest")
+        digest = (manifest.sides[-1].encoder or {}).get("digest")
         if digest and encoder.fingerprint.digest != digest:
             raise CollectionError(
-                f"queries: {path} has texts, and the encoder {manifest.spec.encoder and manifest.spec.encoder.model} "
-                "here is not the one that made the vectors of the index",
+                f"queries: {path} has texts, and the encoder {encoder.spec.model} here is not that of the queries "
+                "of the index",
                 field="queries",
             )
     return vectors_QD
