@@ -125,6 +125,7 @@ def _indexes(now: Sample) -> Table:
         "recall (sampled)",
         "recall now",
         "effective target",
+        "failures",
     )
     for labels, version in sorted(now.get("scannery_index_version", {}).items()):
         rows, memory, up, hits, lookups = (
@@ -146,6 +147,8 @@ def _indexes(now: Sample) -> Table:
             f"{hits / lookups:.3f} of {lookups:,.0f}" if lookups else "–",
             _with_error(now, labels),
             _effective(now, labels),
+            # Of the newest version, or of its encoders; `index show` tells why.
+            f"{now.get('scannery_index_failures', {}).get(labels, 0.0):.0f}",
         )
     return table
 

@@ -204,7 +204,12 @@ def _named_vectors(message: index_pb2.NamedVectorInfo) -> NamedVectorInfo:
 def _encoder(message: index_pb2.IndexInfo | index_pb2.NamedVectorInfo) -> EncoderInfo | None:
     encoder = message.encoder
     return (
-        EncoderInfo(model=encoder.model, fingerprint=encoder.fingerprint)
+        EncoderInfo(
+            model=encoder.model,
+            fingerprint=encoder.fingerprint,
+            query_model=encoder.query_model or None,
+            query_fingerprint=encoder.query_fingerprint or None,
+        )
         if message.HasField("encoder")
         else None
     )

@@ -26,6 +26,10 @@ class EncoderInfo:
     model: str
     fingerprint: str
     """Hash over everything that decides on its vectors; empty where that is not known."""
+    query_model: str | None = None
+    """The model that encodes queries of an index in its place; None where it encodes them, too."""
+    query_fingerprint: str | None = None
+    """Hash over everything that decides on vectors of that model."""
     dimensions: int | None = None
     """Components of a vector; None in the description of an index, which has them itself, and where the machine of the
     server has never loaded the model."""

@@ -83,6 +83,7 @@ def datapoint_view(point: Datapoint) -> str:
 def index_view(info: IndexInfo) -> str:
     """Return the description of an index."""
     encoder = info.encoder.model if info.encoder else "none: it takes vectors" if info.dimensions else "none"
+    query_model = info.encoder.query_model if info.encoder else None
     vectors = f"{info.dimensions} dimensions, {info.distance}" if info.dimensions else "none"
     recall = f"{info.recall.measured:.3f} of the {info.recall.k} nearest" if info.recall else "exact search"
     memory = f" ({info.memory_rows:,} in memory)" if info.memory_rows else ""
@@ -90,6 +91,7 @@ def index_view(info: IndexInfo) -> str:
         ("datapoints", f"{info.rows:,}{memory}"),
         ("vectors", vectors),
         ("encoder", encoder),
+        *([("queries", query_model)] if query_model else []),
         *((f"vectors {name}", _named_text(named)) for name, named in info.named_vectors.items()),
         ("words", "indexed" if info.lexical else "not indexed"),
         ("version", f"{info.version}, of {info.created_at:%Y-%m-%d %H:%M} UTC"),

@@ -35,7 +35,7 @@ class EncoderSpec(SpecModel):
     """A sentence-transformers model: a name, a local folder, or `store:NAME@N` from the store of the index. Never runs
     remote code."""
 
-    query_model: Annotated[str | None, Field(min_length=1, max_length=1024)] = None
+    query_model: ModelName | None = None
     """A model for queries alone, with as many dimensions, trained to find the vectors of `model`, which encodes
     everything else. No stored vector depends on it, so it can be changed at any time. Default: `model`."""
 

@@ -144,7 +144,7 @@ class PlannedEncoder:
 
 
 def planned_encoders(spec: IndexSpec, store: str | None) -> dict[str, PlannedEncoder]:
-    """Return the encoders of a spec, those of queries alone included, by their recipes; `store` as of `PlannedEncoder`."""
+    """Return the encoders of a spec, also those of queries alone, by their recipes; `store` as of `PlannedEncoder`."""
     sides = (side for encoder in spec.encoders.values() for side in encoder.sides)
     return {recipe_of(side): PlannedEncoder(side, store) for side in sides}
 

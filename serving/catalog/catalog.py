@@ -402,12 +402,19 @@ class Catalog:
                 if (changed is not None and name in changed) or self._is_due(name):
                     entry = self._refresh_entry(name, is_stored=True)
                     if entry is not None and entry.snapshot is not None and entry.encoder.failures:
-                        entry.load_encoder(entry.snapshot)
+                        entry.load_encoders(entry.snapshot)
                     # Opening an index may take minutes, and the other leases would expire.
                     self._renew_leases(every_s=LEASES_EVERY_S)
             self._renew_leases()
             for name in self._entries.keys() - names:
                 self._forget(name, dropped=True)
+            self._release_encoders()
+
+    def _release_encoders(self) -> None:
+        """Free the encoders that no open version has had for a while."""
+        models = self.encoders.release(live.state.manifest for live in self.live_indexes())
+        if models is not None:
+            self.memory.keep_models(models)
 
     def _is_due(self, name: str) -> bool:
         """Return whether an index is to be looked at although no change of it was noted."""
@@ -557,6 +564,8 @@ class Catalog:
                 if before is not None and before.manifest.index_id != manifest.index_id:
                     self.on_gone(entry.name)
                 _LOG.info("index %s: version %d, %d datapoints", entry.name, manifest.version, manifest.rows)
+            if not self._upkeep.watched:  # nothing else looks
+                self._release_encoders()
         except Exception as error:  # noqa: BLE001  the open version and other indexes keep serving
             entry.opening.failed(f"index {entry.name}: version {version} cannot be opened", error)
         else:

@@ -106,8 +106,12 @@ def memory_rows(snapshot: Snapshot | None) -> int:
 def _encoder(manifest: Manifest) -> pb.EncoderInfo | None:
     if manifest.spec.encoder is None:
         return None
-    fingerprint = (manifest.encoder or {}).get("digest", "")
-    return pb.EncoderInfo(model=manifest.spec.encoder.model, fingerprint=fingerprint)
+    return pb.EncoderInfo(
+        model=manifest.spec.encoder.model,
+        fingerprint=(manifest.encoder or {}).get("digest", ""),
+        query_model=manifest.spec.encoder.query_model or "",
+        query_fingerprint=(manifest.query_encoder or {}).get("digest", ""),
+    )
 
 
 def _recall(recall: Recall | None) -> pb.RecallInfo | None:

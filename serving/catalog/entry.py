@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from scannery.indexer import LeaseHolder
+from scannery.indexer import LeaseHolder, Manifest
 from scannery.live.live_index import LiveIndex
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.live.memtable import LiveState
-from scannery.runtime.retry import RetryState
+from scannery.runtime.retry import Deadline, RetryState
 from scannery.runtime.sharing import SharedMarks
 from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -48,7 +48,7 @@ class CatalogEntry:
     opening: RetryState = field(init=False)
     """Opening of the current version."""
     encoder: RetryState = field(init=False)
-    """Loading of its encoder."""
+    """Loading of its encoders."""
     _maintaining: RetryState = field(init=False)
     _lease: RetryState = field(init=False)
 
@@ -85,19 +85,39 @@ class CatalogEntry:
         """Have the version checked at the next access: there is a newer one."""
         self.checked_at_s = float("-inf")
 
-    def load_encoder(self, snapshot: Snapshot) -> None:
-        """Load the encoder of a version; an error does not affect vector queries."""
-        names = list(snapshot.manifest.encoded)
+    def load_encoders(self, snapshot: Snapshot) -> None:
+        """Load the encoders of a version; an error does not affect vector queries.
+
+        Raises:
+            ServingError: an encoder cannot be used that would replace one of the open version that works.
+
+        """
+        for name in self._replaced_encoders(snapshot.manifest):
+            _warm_up(snapshot, name)
+        names = snapshot.manifest.encoded.keys()
         if not names:
             self.encoder.succeeded()
             return
 
         def load() -> None:
             for name in names:
-                # The first text triggers lazy loading inside the model.
-                snapshot.encoder(name).encode(["warm"])
+                _warm_up(snapshot, name)
 
         self.encoder.run(f"index {self.name}: its encoder cannot be used", load)
+
+    def _replaced_encoders(self, manifest: Manifest) -> list[str]:
+        """Return the names whose encoders differ from those of the open version, if these work."""
+        if (
+            self.snapshot is None
+            or self.encoder.failures
+            or self.snapshot.manifest.index_id != manifest.index_id
+        ):
+            return []
+        before, now = (
+            {name: (spec, each.vectors[name]) for name, spec in each.spec.encoders.items()}
+            for each in (self.snapshot.manifest, manifest)
+        )
+        return [name for name in before.keys() & now.keys() if before[name] != now[name]]
 
     def may_need_maintenance(self, now_s: float) -> bool:
         """Return whether `maintain` may find something to do; cheap."""
@@ -141,6 +161,14 @@ class CatalogEntry:
             close()
         except Exception:  # noqa: BLE001  other parts and other indexes must still be closed
             _LOG.exception("index %s: cannot be closed in order", self.name)
+
+
+def _warm_up(snapshot: Snapshot, name: str) -> None:
+    """Load an encoder. The first text triggers lazy loading inside a model."""
+    encoder = snapshot.encoder(name)
+    encoder.encode(["warm"])
+    if len(snapshot.manifest.spec.encoders[name].sides) > 1:
+        encoder.encode_documents(["warm"], Deadline.after(None), path="texts")
 
 
 def _position(state: LiveState) -> tuple[int, int]:

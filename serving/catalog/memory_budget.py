@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -114,6 +114,11 @@ class MemoryBudget:
                     self._files[hold] = _OpenFile(index.manifest.index, memory, self._copies)
             for model, size_bytes in models.items():
                 self._models.setdefault(model, self._copies * size_bytes)
+
+    def keep_models(self, models: Collection[str]) -> None:
+        """Count no encoders any more but these, by what they are loaded by."""
+        with self._lock:
+            self._models = {model: self._models[model] for model in self._models.keys() & models}
 
     def by_index(self) -> dict[str, IndexMemory]:
         """Return what each open index takes in all processes, by its name."""

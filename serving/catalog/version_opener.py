@@ -163,7 +163,7 @@ class VersionOpener:
     def move(self, entry: CatalogEntry, version: int) -> OpenIndex:
         """Open a version and switch to it, or to a later one if the log has been truncated beyond this one.
 
-        Raises as `open_index` and `LiveIndex`; the entry is then unchanged.
+        Raises as `open_index`, `CatalogEntry.load_encoders` and `LiveIndex`; the entry is then unchanged.
         """
         stamp = self.store.stamp(manifest_key(entry.name, version))
         for _ in range(MAX_GAPS):
@@ -172,7 +172,7 @@ class VersionOpener:
             hydrator.warm_up(index.segments, index.spec)
             _ = index.words  # numbers the documents of new segments, for which the first query would wait
             if self.encodes:
-                entry.load_encoder(Snapshot(index, self.encoders))
+                entry.load_encoders(Snapshot(index, self.encoders))
             if self.recall is not None:
                 self.recall.opened(index)
             try:

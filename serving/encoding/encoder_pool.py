@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from scannery.serving.encoding.remote_encoder import EncoderProcess
 
 __all__ = ["EncoderPool", "load_encoder"]
+
+
+RELEASED_S = 60.0
+"""An encoder is freed if no open version has had it for so long: longer than most requests take."""
+RELEASE_EVERY_S = 15.0
+"""Time between two looks for such encoders."""
 
 
 class EncoderPool:
@@ -67,6 +73,9 @@ class EncoderPool:
         # Also of indexes that share one of two models only.
         self._models: WeakValueDictionary[str, TextEncoder] = WeakValueDictionary()
         self._of_models: dict[str, QueryEncoder] = {}
+        self._released_at_s = clock()
+        self._idle_since_s: dict[str, float] = {}
+        """When `release` first saw encoders without an open version."""
         self._failed: dict[str, RetryState] = {}
         self.observer = Observer()
         """Gets batch sizes and cache hits of all encoders."""
@@ -174,6 +183,40 @@ class EncoderPool:
             return encoder.fingerprint
         except (EmbedError, IndexerError, OSError) as error:
             raise EncoderUnavailableError(f"{field}: {error}", field=field) from error
+
+    def release(self, manifests: Iterable[Manifest]) -> frozenset[str] | None:
+        """Free the encoders that no open version has had for RELEASED_S; return the keys of `memory_of` of the rest.
+
+        Called again and again; None: it looked less than RELEASE_EVERY_S ago. A request keeps its encoder to its end.
+
+        Args:
+            manifests: of the open versions.
+
+        """
+        now_s = self._clock()
+        if now_s - self._released_at_s < RELEASE_EVERY_S:
+            return None
+        self._released_at_s = now_s
+        used = {
+            _key(part)
+            for manifest in manifests
+            for each in manifest.encoded.values()
+            for part in (each, *each.sides)
+        }
+        # Not while an encoder is loaded, which takes seconds.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._release_idle(self._encoders.keys() - used)
+            finally:
+                self._lock.release()
+        return frozenset(used.union(list(self._encoders)))
+
+    def _release_idle(self, keys: Set[str]) -> None:
+        now_s = self._released_at_s
+        self._idle_since_s = {key: self._idle_since_s.get(key, now_s) for key in keys}
+        for key, since_s in self._idle_since_s.items():
+            if now_s - since_s >= RELEASED_S:
+                del self._encoders[key]
 
     def close(self) -> None:
         """Close the connection to the encoder process."""

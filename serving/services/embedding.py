@@ -14,15 +14,26 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scannery.indexer import EncoderSpec, IndexerError, Manifest, Store, latest_version, read_manifest
+from scannery.indexer import (
+    EncoderSpec,
+    IndexerError,
+    Manifest,
+    Store,
+    latest_version,
+    leased_versions,
+    read_manifest,
+)
 from scannery.indexer.models.references import located_model
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError, UnknownIndexError
 from scannery.runtime.paths import current_folder
@@ -337,20 +348,42 @@ def _message(encoder: ServedEncoder, *, with_tokenizer: bool) -> pb.LoadedEncode
 _LOG = logging.getLogger(__name__)
 
 
+FORMER_S = 60.0
+"""Encoders of a version are served for so long after one with other encoders was published, and while a server leases
+the version: servers look for versions each second, but open large ones in minutes."""
+
+
+@dataclass
+class _ServedVersions:
+    """Versions of an index, one after the other, with the same encoders."""
+
+    first: int
+    last: int
+    manifest: Manifest
+    """Manifest of one of them."""
+    uses: Mapping[str, frozenset[Use]]
+    """What the index encodes with each encoder, by its key."""
+    replaced_at_s: float = math.inf
+    """When later versions with other encoders came."""
+
+
 class EncoderRegistry:
     """Loaded encoders by fingerprint. Safe to use from several threads."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        """Prepare; `refresh` loads the encoders that `config` names."""
-        self._config = config
+    def __init__(self, config: EncoderConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepare; `refresh` loads the encoders that `config` names. `clock` returns seconds."""
+        self._config, self._clock = config, clock
         self._folder = current_folder()
         self._pool = EncoderPool(
-            device=config.device, store=config.store or None, cached=config.cached_queries
+            device=config.device, store=config.store or None, cached=config.cached_queries, clock=clock
         )
         self.observer = self._pool.observer
         """Gets the batch sizes and cache hits of all encoders."""
         self._served: dict[str, ServedEncoder] = {}
-        self._versions: dict[str, int] = {}
+        self._options: dict[str, str] = {}
+        """Keys of the encoders of the options, by their models."""
+        self._versions: dict[str, list[_ServedVersions]] = {}
+        """Those of each index that servers may have open, oldest first."""
         self._retries: dict[str, RetryState] = {}
         self._store: Store | None = None
         self._lock = threading.Lock()
@@ -382,9 +415,8 @@ class EncoderRegistry:
         """
         with self._lock:
             for model in self._config.models:
-                if model not in self._versions:
-                    self._add_model(model)
-                    self._versions[model] = 0
+                if model not in self._options:
+                    self._options[model] = self._add_model(model)
             if self._config.store:
                 # Opened once: a relative path must keep its meaning.
                 self._store = self._store or Store.open(self._config.store)
@@ -397,22 +429,60 @@ class EncoderRegistry:
         for name in names:
             retry = self._retries.setdefault(name, RetryState())
             retry.run(f"the encoder of index {name} is not served", partial(self._refresh_index, store, name))
+        for name in self._versions.keys() - set(names):
+            del self._versions[name], self._retries[name]
+        self._release()
 
     def _refresh_index(self, store: Store, name: str) -> None:
-        version = latest_version(store, name)
-        if version is not None and self._versions.get(f"index/{name}") != version:
-            self._add_index(read_manifest(store, name, version))
-            self._versions[f"index/{name}"] = version
+        version, versions = latest_version(store, name), self._versions.get(name, [])
+        if version is None:
+            return
+        if not versions or version < versions[-1].last:  # another index of the same name
+            versions = self._leased(store, name, version)
+        if not versions or version > versions[-1].last:
+            versions = self._with_version(versions, read_manifest(store, name, version))
+        if len(versions) > 1:
+            leased, _ = leased_versions(store, name)
+            versions = [each for each in versions if self._may_be_open(each, leased)]
+        self._versions[name] = versions
 
-    def _add_index(self, manifest: Manifest) -> None:
+    def _leased(self, store: Store, name: str, version: int) -> list[_ServedVersions]:
+        """Return the versions before one that servers have open already, of those whose encoders can be loaded."""
+        versions: list[_ServedVersions] = []
+        for number in sorted(leased_versions(store, name)[0]):
+            if number < version:
+                with suppress(IndexerError, EncoderUnavailableError):
+                    versions = self._with_version(versions, read_manifest(store, name, number))
+        return versions
+
+    def _with_version(self, versions: list[_ServedVersions], manifest: Manifest) -> list[_ServedVersions]:
+        """Return versions of an index with a later one, whose encoders are loaded."""
         uses: dict[str, frozenset[Use]] = {}
         for side, new in _sides(manifest):
             key = self._loaded(side)
             uses[key] = uses.get(key, frozenset()) | new
-        # A new version may name another encoder; the old one is dropped after the new one is loaded.
-        for key, encoder in list(self._served.items()):
-            elsewhere = frozenset(use for use in encoder.uses if use.index != manifest.index)
-            self._served[key] = replace(encoder, uses=elsewhere | uses.get(key, frozenset()))
+        if versions and versions[-1].uses == uses:
+            return [*versions[:-1], replace(versions[-1], last=manifest.version)]
+        former = [replace(each, replaced_at_s=min(each.replaced_at_s, self._clock())) for each in versions]
+        first = versions[-1].last + 1 if versions else 0
+        return [*former, _ServedVersions(first, manifest.version, manifest, uses)]
+
+    def _may_be_open(self, versions: _ServedVersions, leased: Set[int]) -> bool:
+        is_recent = self._clock() - versions.replaced_at_s < FORMER_S
+        return is_recent or any(versions.first <= version <= versions.last for version in leased)
+
+    def _release(self) -> None:
+        """Serve the encoders of the options, and those of versions that may be open for their uses; free the rest."""
+        served = [each for versions in self._versions.values() for each in versions]
+        uses: dict[str, frozenset[Use]] = dict.fromkeys(self._options.values(), frozenset())
+        for each in served:
+            for key, new in each.uses.items():
+                uses[key] = uses.get(key, frozenset()) | new
+        # Replaced at once, since requests read it without the lock.
+        self._served = {
+            key: replace(encoder, uses=uses[key]) for key, encoder in self._served.items() if key in uses
+        }
+        self._pool.release(each.manifest for each in served)
 
     def _loaded(self, manifest: Manifest) -> str:
         """Load the encoder that a version names, and return its key."""
@@ -424,7 +494,7 @@ class EncoderRegistry:
             self._add(key, self._pool.encoder_of(manifest))
         return key
 
-    def _add_model(self, model: str) -> None:
+    def _add_model(self, model: str) -> str:
         from scannery.embed import EmbedError, Encoder
 
         try:
@@ -432,10 +502,9 @@ class EncoderRegistry:
                 encoder = Encoder.load(location, label=model, device=self._config.device)
         except (EmbedError, IndexerError) as error:
             raise EncoderUnavailableError(f"model {model}: {error}", field="models") from error
-        self._add(
-            encoder.fingerprint.digest,
-            QueryEncoder(encoder, cached=self._config.cached_queries, observer=self.observer),
-        )
+        key = encoder.fingerprint.digest
+        self._add(key, QueryEncoder(encoder, cached=self._config.cached_queries, observer=self.observer))
+        return key
 
     def _add(self, key: str, queries: QueryEncoder) -> None:
         encoder = cast("Encoder", queries.documents)  # not remote: this process loaded it

@@ -83,6 +83,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "vectors", _vectors_text(manifest)
     without = "none: the source has vectors" if manifest.dimensions else "none"
     yield "encoder", escape(encoder.model) if encoder else without
+    if encoder and encoder.query_model:
+        yield "queries", escape(encoder.query_model)
     for name in manifest.named_vectors:
         yield f"vectors {name}", escape(_named_text(manifest, name))
     yield "attributes", _attributes(manifest.spec)
@@ -115,7 +117,9 @@ def _named_text(manifest: Manifest, name: str) -> str:
     spec, vectors = manifest.spec.named_vectors[name], manifest.of_vectors(name)
     rows = sum(entry.rows for entry in vectors.segments)
     model, field = spec.encoder.model if spec.encoder else None, manifest.spec.text_field(name)
-    return vectors_text(vectors.dimensions, spec.distance, rows, model=model, field=field)
+    text = vectors_text(vectors.dimensions, spec.distance, rows, model=model, field=field)
+    query_model = spec.encoder.query_model if spec.encoder else None
+    return f"{text}; queries by {query_model}" if query_model else text
 
 
 def _vectors_text(manifest: Manifest) -> str:

@@ -1125,25 +1125,33 @@ Global___NamedVectorInfo: _TypeAlias = NamedVectorInfo  # noqa: Y015
 
 @_typing.final
 class EncoderInfo(_message.Message):
-    """The model that encodes text queries."""
+    """The model that encodes texts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    QUERY_MODEL_FIELD_NUMBER: _builtins.int
+    QUERY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name or path, as in the spec."""
     fingerprint: _builtins.str
     """Hash of everything that determines the vectors."""
+    query_model: _builtins.str
+    """The model that encodes queries in its place, as in the spec; empty: `model` encodes them, too."""
+    query_fingerprint: _builtins.str
+    """Hash of everything that determines the vectors of queries; empty: `fingerprint`."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
+        query_model: _builtins.str = ...,
+        query_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "model", b"model", "query_fingerprint", b"query_fingerprint", "query_model", b"query_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,11 +9,12 @@ from tests.served import MINILM
 __all__ = ["make_query_model"]
 
 
-def make_query_model(folder: Path, *, seed: int = 1, share: float = 0.2) -> Path:
-    """Save the model of `tests.served` with noise in its weights, and return the folder.
+def make_query_model(folder: Path, *, base: str = MINILM, seed: int = 1, share: float = 0.2) -> Path:
+    """Save a model with noise in its weights, and return the folder.
 
     Args:
         folder: gets the files.
+        base: the model.
         seed: of the noise.
         share: of the deviation of each weight matrix.
 
@@ -23,7 +24,7 @@ def make_query_model(folder: Path, *, seed: int = 1, share: float = 0.2) -> Path
 
     from scannery.embed.models.model_files import find_model
 
-    model = SentenceTransformer(str(find_model(MINILM)), device="cpu", local_files_only=True)
+    model = SentenceTransformer(str(find_model(base)), device="cpu", local_files_only=True)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weights in model.parameters():

@@ -18,12 +18,13 @@ from scannery.embed import Encoder, InvalidArgumentError
 from scannery.indexer import Store, parse_spec, read_manifest
 from scannery.pipelines import SpecConflictError, build
 from scannery.serving import EncoderConfig, EncoderServer, RemoteConfig
+from tests.cluster.servers import started_cluster
 from tests.embed.tiny_models import make_model
 from tests.served import MINILM, PAUSE_S, RELEVANCE, SENTENCES, commit_relevance, copied, serving
 from tests.serving.encoding.query_models import make_query_model
 
 QUERIES = ["how do eruptions happen", "vehicles and climate change", "gambit", "what is due in spring"]
-WAYS = ("embedded", "server", "encoder process")
+WAYS = ("embedded", "server", "encoder process", "cluster")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,10 @@ def reached(store: Path, way: str) -> Iterator[scannery.Client]:
             process = opened.enter_context(EncoderServer(config))
             options["encoder"] = RemoteConfig(address=process.address)
         target: str | Path = store
-        if way != "embedded":
+        if way == "cluster":
+            root, _ = opened.enter_context(started_cluster(store, 2, device="cpu"))
+            target = root.address
+        elif way != "embedded":
             target = opened.enter_context(serving(store, device="cpu", **options)).address
         yield opened.enter_context(scannery.connect(target))
 
@@ -95,8 +99,10 @@ def test_queries_and_documents_have_a_model_each(
     assert digests == (documents.fingerprint.digest, queries.fingerprint.digest)
     with reached(store, way) as client:
         index = client.index("texts")
-        texts = {**SENTENCES, "new": "A harbour at night, with ships that wait for the tide."}
-        index.upsert([{"id": "new", "text": texts["new"]}])
+        texts = dict(SENTENCES)
+        if way != "cluster":  # whose log would be a database
+            texts["new"] = "A harbour at night, with ships that wait for the tide."
+            index.upsert([{"id": "new", "text": texts["new"]}])
         for text in QUERIES:
             expected = exact(queries, documents, text, texts)
             assert scores(index, text) == pytest.approx(expected, abs=2e-3)
@@ -116,8 +122,8 @@ def test_queries_and_documents_have_a_model_each(
         assert np.allclose(client.embed(QUERIES), queries.encode_queries(QUERIES), atol=2e-3)
         assert {each.fingerprint for each in client.encoders()} == set(digests)
         # Sentences of hits are compared as documents.
-        [hit] = index.search("ships", 1, highlight=True)
-        cosine = exact(queries, documents, "ships", texts)["new"]
+        [hit] = index.search(QUERIES[0], 1, highlight=True)
+        cosine = exact(queries, documents, QUERIES[0], texts)[hit.id]
         assert hit.snippet is not None and hit.snippet.score == pytest.approx(cosine, abs=2e-3)
 
 
@@ -236,6 +242,8 @@ def test_the_query_model_is_altered_while_clients_search(
                 time.sleep(0.3)
                 info = index.alter(encoder={"query_model": str(query_model)})
                 assert info.version == 2 * turn + 2
+                assert info.encoder is not None and info.encoder.query_model == str(query_model)
+                assert info.encoder.query_fingerprint == queries.fingerprint.digest
                 assert info.spec["encoder"]["query_model"] == str(query_model)
                 assert scores(index, QUERIES[0]) == pytest.approx(answers["True"], abs=2e-3)
                 time.sleep(0.3)
