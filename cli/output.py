@@ -178,6 +178,8 @@ def print_explanation(explanation: Explanation) -> None:
         typer.echo(f"  ordered by {ranker.model}")
         for name, weight in ranker.weights.items():
             typer.echo(f"    {weight:+.3f} × {name}")
+    for model in explanation.query_models:
+        typer.echo(f"  a text is encoded by {model}")
     if explanation.phrases:
         typer.echo(f"  all hits have {', '.join(explanation.phrases)}")
     for plan in explanation.segments:

@@ -400,6 +400,11 @@ class VectorsInfo(_Record):
     """Fingerprint of the encoder of queries; None: `encoder` encodes them, too."""
 
     @property
+    def stored(self) -> VectorsInfo:
+        """What stored vectors depend on: the same with any encoder of queries."""
+        return self.model_copy(update={"query_encoder": None})
+
+    @property
     def sides_digest(self) -> str | None:
         """Digest of everything that scores of texts depend on: of both encoders, or of the only one; None: unknown."""
         digest: str | None = (self.encoder or {}).get("digest")

@@ -280,6 +280,7 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
         ranker=RankerPlan(model=message.ranker.model, weights=dict(sorted(message.ranker.weights.items())))
         if message.HasField("ranker")
         else None,
+        query_models=tuple(message.query_models),
     )
 
 

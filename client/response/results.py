@@ -295,6 +295,8 @@ class Explanation:
     """How the hits were ordered by a learned ranker; None: by the fused scores."""
     phrases: tuple[str, ...] = ()
     """Phrases in quotes that all hits have; without those that no datapoint has, which are not required."""
+    query_models: tuple[str, ...] = ()
+    """Models for queries alone that the vectors which were searched have: a text is encoded by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -344,7 +344,7 @@ def _columns(manifest: Manifest) -> tuple[object, ...]:
     """Return what decides which columns the rows of a version have, and what may be in them."""
     spec = manifest.spec
     schema = written_schema(spec, manifest.dimensions)
-    return schema, spec.vectors, manifest.vectors
+    return schema, spec.vectors, {name: info.stored for name, info in manifest.vectors.items()}
 
 
 def _is_in_line(store: Store, published: Manifest, data: bytes) -> bool:

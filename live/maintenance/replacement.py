@@ -222,7 +222,8 @@ def _fits(before: Manifest, now: Manifest) -> bool:
     """Return whether rows that were made for a version can be in a later one: only its spec was altered."""
     if any(getattr(now, name) != getattr(before, name) for name in ("index_id", "shards")):
         return False
-    if any(now.vectors.get(name) != info for name, info in before.vectors.items()):
+    vectors = {name: info.stored for name, info in now.vectors.items()}
+    if any(vectors.get(name) != info.stored for name, info in before.vectors.items()):
         return False
     spec = now.spec.model_dump(mode="json")
     try:

@@ -147,8 +147,16 @@ def explanation(
         phrases=stats.phrases.get(path, ()),
         ranking=_ranking_plan(stats, path),
         ranker=_ranker_plan(options.ranker),
+        query_models=_query_models(snapshot, options),
         **_targets(snapshot, options),
     )
+
+
+def _query_models(snapshot: Snapshot, options: Options) -> list[str]:
+    encoders = snapshot.manifest.spec.encoders
+    names = () if options.mode == "lexical" else options.vectors.names or ("",)
+    models = [encoders[name].query_model for name in names if name in encoders]
+    return [model for model in models if model is not None]
 
 
 def _ranking_plan(stats: QueryStats, path: str) -> RankingPlan | None:

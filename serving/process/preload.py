@@ -108,6 +108,7 @@ def preload(
         if not loading.done():
             _LOG.info("loading the encoders")
         loading.result()
+    preloaded.encoders.release(manifests)
     # A collection takes 0.15 s, and only a reload leaves garbage: what it replaced.
     if before is not None:
         gc.collect()

@@ -64,11 +64,15 @@ class Use:
     vectors: str
     """Name of the vectors; empty: the unnamed ones."""
     kind: pb.TextKind.ValueType
+    model: str
+    """Model of the documents, by which a request may name the encoder of an index."""
 
 
 def _uses(index: str, vectors: str, encoder: EncoderSpec) -> list[frozenset[Use]]:
     """Return what each side of an encoder is used for, as `EncoderSpec.sides`."""
-    documents, queries = (Use(index, vectors, kind) for kind in (pb.TEXT_KIND_DOCUMENT, pb.TEXT_KIND_QUERY))
+    documents, queries = (
+        Use(index, vectors, kind, encoder.model) for kind in (pb.TEXT_KIND_DOCUMENT, pb.TEXT_KIND_QUERY)
+    )
     if len(encoder.sides) == 1:
         return [frozenset((documents, queries))]
     return [frozenset((documents,)), frozenset((queries,))]
@@ -253,7 +257,7 @@ class Embedding:
             encoder
             for encoder in visible
             if (not request.index or request.index in encoder.indexes)
-            and request.model in ("", encoder.model)
+            and (request.model in ("", encoder.model) or _stands_for(encoder, request))
             and request.fingerprint in ("", encoder.digest)
         ]
         # What an index uses comes first: a model that is named for later indexes makes no request ambiguous.
@@ -282,6 +286,11 @@ class Embedding:
         raise EncoderUnavailableError(
             f"{criteria or 'the request'} matches several encoders; there is {listing}", field="model"
         )
+
+
+def _stands_for(encoder: ServedEncoder, request: pb.EmbedRequest) -> bool:
+    """Return whether an encoder is that of queries beside the model that a request names with an index."""
+    return any((use.index, use.model) == (request.index, request.model) for use in encoder.uses)
 
 
 def _preference(encoder: ServedEncoder, request: pb.EmbedRequest) -> int:

@@ -1831,6 +1831,7 @@ class Explanation(_message.Message):
     PHRASES_FIELD_NUMBER: _builtins.int
     RANKING_FIELD_NUMBER: _builtins.int
     RANKER_FIELD_NUMBER: _builtins.int
+    QUERY_MODELS_FIELD_NUMBER: _builtins.int
     expected_recall: _builtins.float
     """Expected recall at the settings used, 0 to 1."""
     mode: Global___Mode.ValueType
@@ -1871,6 +1872,10 @@ class Explanation(_message.Message):
     def ranker(self) -> Global___RankerPlan:
         """HYBRID: the learned ranker that ordered the hits; absent: the fused scores did."""
 
+    @_builtins.property
+    def query_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models for queries alone that the vectors which were searched have: a text is encoded by them."""
+
     def __init__(
         self,
         *,
@@ -1886,10 +1891,11 @@ class Explanation(_message.Message):
         phrases: _abc.Iterable[_builtins.str] | None = ...,
         ranking: Global___RankingPlan | None = ...,
         ranker: Global___RankerPlan | None = ...,
+        query_models: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion", "ranker", b"ranker", "ranking", b"ranking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "ranker", b"ranker", "ranking", b"ranking", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "query_models", b"query_models", "ranker", b"ranker", "ranking", b"ranking", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

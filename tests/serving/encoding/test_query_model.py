@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import scannery
+from scannery.client.request import calls
 from scannery.embed import Encoder, InvalidArgumentError
 from scannery.indexer import Store, parse_spec, read_manifest
 from scannery.pipelines import SpecConflictError, build
@@ -117,6 +118,14 @@ def test_queries_and_documents_have_a_model_each(
         assert np.allclose(
             index.embed(QUERIES, kind="document"), documents.encode_documents(QUERIES), atol=2e-2
         )
+        [hits] = index.search_many(QUERIES[:1], explain=True)
+        assert hits.explanation is not None
+        assert hits.explanation.query_models == (manifest.spec.encoder.query_model,)  # type: ignore[union-attr]
+        # As the OpenAI API, which names a model always: with an index, it is that of the documents.
+        query_vectors = client._run(calls.embed(QUERIES, "query", index="texts", model=MINILM))
+        assert np.allclose(query_vectors, queries.encode_queries(QUERIES), atol=2e-3)
+        document_vectors = client._run(calls.embed(QUERIES, "document", index="texts", model=MINILM))
+        assert np.allclose(document_vectors, documents.encode_documents(QUERIES), atol=2e-2)
         named = client.embed(QUERIES, model=MINILM)
         assert np.allclose(named, documents.encode_queries(QUERIES), atol=2e-3)
         assert np.allclose(client.embed(QUERIES), queries.encode_queries(QUERIES), atol=2e-3)
@@ -255,12 +264,8 @@ def test_the_query_model_is_altered_while_clients_search(
     assert not failures, failures[:3]
     assert seen == {"False", "True"}
     first, last = (read_manifest(Store.open(path), "texts", version) for version in (1, 7))
-    assert (last.spec, last.encoder, last.query_encoder, last.segments) == (
-        first.spec,
-        first.encoder,
-        None,
-        first.segments,
-    )
+    assert (last.spec, last.vectors, last.segments) == (first.spec, first.vectors, first.segments)
+    assert last.columns_version == first.columns_version, "rows of the log fit all of them"
 
 
 @pytest.mark.parametrize(
