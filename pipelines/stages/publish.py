@@ -39,7 +39,7 @@ from scannery.pipelines.stages.old_rows import read_live_rows, removals
 from scannery.pipelines.state.job import Counts, Job, ShardOutcome, dead_letters_key, read_parent, stage_key
 from scannery.pipelines.state.work_units import UnitSums
 from scannery.pipelines.tuning.index_tuning import with_fresh_recall, with_whole_recall
-from scannery.pipelines.tuning.search_measurement import with_measured_search
+from scannery.pipelines.tuning.search_measurement import lost_measurements, with_measured_search
 from scannery.pipelines.tuning.tuning_queries import NO_ENCODERS, EncoderSources, queries_of
 
 __all__ = ["BuildRecord", "embedded_record", "publish", "read_record", "rebase"]
@@ -184,9 +184,12 @@ def _decide(
         return "empty", None
     if _too_many(counts, job.max_dead_letters):
         return "too_many_dead_letters", None
-    if parent is not None and _is_same(parent, manifest):
-        return "unchanged", parent
+    same = parent if parent is not None and _is_same(parent, manifest) else None
+    if same is not None and not lost_measurements(same):
+        return "unchanged", same
     manifest = _measured(manifest, parent, job, store, encoders)
+    if same is not None and (manifest.fusion, manifest.relevance) == (same.fusion, same.relevance):
+        return "unchanged", same
     _check_log(job, store, parent, manifest)
     # Again: the first live update may have been written during the build.
     check_live_rows(job, parent, store)

@@ -42,7 +42,7 @@ from scannery.pipelines.tuning.relevance_curves import ranked_hits, relevance_cu
 from scannery.pipelines.tuning.tuning_queries import EncoderSources
 from scannery.runtime.search_modes import Mode
 
-__all__ = ["with_measured_search"]
+__all__ = ["lost_measurements", "with_measured_search"]
 
 LEAST_QUESTIONS = 40
 """Fewer tell too little; both rankings then count the same, and scores have no meaning."""
@@ -100,6 +100,16 @@ def with_measured_search(
             measured = new
     ranker = None if parent is None or not _is_alike(parent.ranker, manifest) else parent.ranker
     return manifest.model_copy(update={**measured._asdict(), "ranker": ranker})
+
+
+def lost_measurements(manifest: Manifest) -> bool:
+    """Return whether a version lacks what one before had measured: its queries have another encoder (`alter_index`)."""
+    relevance = manifest.relevance
+    # Never measured, or by an earlier release, which did not tell what.
+    if relevance is None or (relevance.curves and not relevance.modes):
+        return False
+    named = {vectors_key(name) for name in manifest.spec.named_encoders}
+    return not ({*_modes_of(manifest.spec)} <= {*relevance.modes} and named <= relevance.models.keys())
 
 
 def _of_parent(parent: Manifest | None, manifest: Manifest, digests: Mapping[str, str | None]) -> _Measured:
