@@ -35,7 +35,7 @@ from scannery.evaluation.measures import paired_bootstrap
 from scannery.indexer import Store, read_manifest
 from scannery.indexer.manifest import Ranker
 from scannery.indexer.models.features import FEATURES
-from scannery.indexer.versions.creation import rank_index
+from scannery.indexer.versions.creation import promote_index
 from scannery.training.gate.decision import LEAST_QUERIES, difference_of, reasons_against
 from scannery.training.ranking.fitting import cross_validated, fitted_weights, gains_of
 from scannery.training.ranking.samples import BALANCE, Sample, best_documents, read_samples
@@ -156,7 +156,9 @@ def times(store: Path) -> list[Sequence[object]]:
 
         def published(ranker: Ranker | None) -> float:
             started = time.perf_counter()
-            version = rank_index(opened, "quality", lambda _: ranker).version
+            version = promote_index(
+                opened, "quality", lambda parent: parent.model_copy(update={"ranker": ranker})
+            ).version
             while index.search("radio", 1, fields=[]).version < version:
                 time.sleep(0.01)
             return time.perf_counter() - started

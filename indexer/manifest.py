@@ -371,8 +371,6 @@ class Ranker(_Record):
 
     model: str
     """Version of the model in the registry: `NAME@N`."""
-    former: tuple[str, ...] = ()
-    """Models that ordered hits before it, the latest one last; empty: the measured weight did."""
     alpha: Annotated[float, Field(ge=0, le=1)]
     """Weight of dense search, which chooses the candidates."""
     scales: FusionScales
@@ -411,6 +409,25 @@ class VectorsInfo(_Record):
         if self.query_encoder is None:
             return digest
         return hashlib.sha256(f"{digest} {self.query_encoder['digest']}".encode()).hexdigest()
+
+
+class SearchState(_Record):
+    """What the promotion of a model changes: the model for queries, and what is known of scores with it."""
+
+    model: str | None = None
+    """Version of the model in the registry that was promoted: `NAME@N`; None: none was."""
+    query_model: str | None = None
+    """`encoder.query_model` of the spec."""
+    query_encoder: dict[str, Any] | None = None
+    """Fingerprint of the encoder of queries; None: that of documents encodes them, too."""
+    fusion: FusionWeight | None = None
+    relevance: Relevance | None = None
+    ranker: Ranker | None = None
+
+    @property
+    def measured(self) -> tuple[FusionWeight | Relevance | Ranker, ...]:
+        """All that holds for certain encoders and a certain analyser only."""
+        return tuple(each for each in (self.fusion, self.relevance, self.ranker) if each is not None)
 
 
 def _with_components(info: VectorsInfo) -> VectorsInfo:
@@ -463,6 +480,10 @@ class Manifest(_Record):
     """Curves of the relevance of hits; None: not measured."""
     ranker: Ranker | None = None
     """Learned order of hybrid hits; None: that of the fused scores."""
+    model: str | None = None
+    """Version of the model that was promoted last, `NAME@N`, to the order of hits or to the encoding of queries."""
+    former: tuple[SearchState, ...] = ()
+    """States of searches before promotions, the latest one last: what a rollback goes back to."""
     statistics: dict[str, Any] = {}
     """Counts and measurements of the build."""
 
@@ -483,6 +504,43 @@ class Manifest(_Record):
             dimensions=self.dimensions, encoder=self.encoder, query_encoder=self.query_encoder
         )
         return {"": unnamed, **self.named_vectors}
+
+    @property
+    def measured_with(self) -> tuple[str | None, dict[str, Any]]:
+        """What measurements of searches by text depend on besides the rows: digest of encoders, analysis of words."""
+        lexical = self.spec.lexical
+        rules = lexical.rules if lexical else {}
+        if lexical and lexical.counts_documents:
+            rules["scope"] = lexical.scope
+        return self.vectors[""].sides_digest, rules
+
+    @property
+    def search_state(self) -> SearchState:
+        """What the promotion of a model changes."""
+        return SearchState(
+            model=self.model,
+            query_model=None if self.spec.encoder is None else self.spec.encoder.query_model,
+            query_encoder=self.query_encoder,
+            fusion=self.fusion,
+            relevance=self.relevance,
+            ranker=self.ranker,
+        )
+
+    def with_search_state(self, state: SearchState) -> Manifest:
+        """Return the manifest with another state of searches."""
+        encoder = self.spec.encoder
+        if encoder is not None:
+            encoder = encoder.model_copy(update={"query_model": state.query_model})
+        return self.model_copy(
+            update={
+                "spec": self.spec.model_copy(update={"encoder": encoder}),
+                "query_encoder": state.query_encoder,
+                "fusion": state.fusion,
+                "relevance": state.relevance,
+                "ranker": state.ranker,
+                "model": state.model,
+            }
+        )
 
     @property
     def vector_names(self) -> list[str]:

@@ -15,6 +15,7 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import IndexSpec, shard_of
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.creation import with_query_model
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import (
     check_no_alias,
@@ -126,6 +127,7 @@ def build(
         parent = _hold_parent(store, spec.index, lease)
         began_at = parent.log_sequence if parent is not None else 0
         spec = with_headings(spec if files or parent is None else parent.spec, parent, files)
+        spec = with_query_model(spec, parent)
         allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
         parts, limit = cut_input(files, spec, progress, _memory(mode, files, store, spec.index))
         engine = _engine(spec, store, runner, runner_options, accelerator)

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "pipelines": {"embed", "indexer", "runtime"},
     "evaluation": {"indexer", "pipelines"},
     "client": {"runtime", "v1"},
-    "training": {"client", "evaluation", "indexer", "pipelines", "runtime"},
+    "training": {"client", "embed", "evaluation", "indexer", "pipelines", "runtime"},
     "bridges": {"cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1", "vertex"},
     "cli": {*(set(ROOMS) - {"bridges"}), "v1"},
 }  # fmt: skip

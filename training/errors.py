@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from scannery.runtime.errors import NO, CodedError
+from scannery.runtime.errors import NO, NOT_NOW, CodedError
 
-__all__ = ["PromotionRefusedError"]
+__all__ = ["PromotionRefusedError", "StoppedError"]
 
 
 class PromotionRefusedError(CodedError, code="FAILED_PRECONDITION", exit_code=NO):
     """A model may not be promoted: it is not better, or was made for another index, encoder or analyser."""
+
+
+class StoppedError(CodedError, code="CANCELLED", exit_code=NOT_NOW):
+    """A training was stopped by a signal; the same command goes on at its last checkpoint."""

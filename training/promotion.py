@@ -1,25 +1,28 @@
-"""Promote a model to the order of an index's hits, and roll back to the one before.
+"""Promote a model to the searches of an index, and roll back to the state before.
 
-Both publish a version of the index with other numbers in its manifest, by one conditional put: no vector is touched,
-and servers, roots and leaves take it over like any version.
+Both publish a version of the index with another state of searches (`SearchState`) by one conditional put: no stored
+vector is touched, and servers, roots and leaves take it over like any version. A version keeps the states before its
+promotions, so that a rollback needs nothing that is not in it, but the files of a model for queries.
 """
 
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from scannery.indexer import Store
-from scannery.indexer.errors import InvalidSpecError, NotFoundError
-from scannery.indexer.manifest import Manifest, Ranker
-from scannery.indexer.models.manifest import RankingVersion
+from scannery.indexer.errors import NotFoundError
+from scannery.indexer.manifest import FusionWeight, Manifest, Ranker, Relevance, SearchState, VectorsInfo
+from scannery.indexer.models.manifest import EncoderVersion, ModelVersion, RankingVersion
 from scannery.indexer.models.registry import ModelRegistry
-from scannery.indexer.versions.creation import rank_index
+from scannery.indexer.spec.model_reference import stored_reference
+from scannery.indexer.versions.creation import promote_index
 from scannery.training.errors import PromotionRefusedError
 
-__all__ = ["check_fits", "promote", "rollback"]
+__all__ = ["check_fits", "promote", "promoted_state", "rollback"]
 
 MAX_FORMER = 20
-"""Models that an index can be rolled back to, one after the other."""
+"""States that an index can be rolled back to, one after the other."""
 
 
 def promote(store: Store, reference: str, index: str) -> Manifest:
@@ -31,31 +34,47 @@ def promote(store: Store, reference: str, index: str) -> Manifest:
         index: name of the index.
 
     Raises:
-        PromotionRefusedError: the gate refused the model, it was compared with another order of hits than today's, or
-            was made for another index, encoder or analyser.
+        PromotionRefusedError: the gate refused the model, it was compared with another state than today's, was made for
+            another index, encoder or analyser, or encodes documents, too.
         NotFoundError: there is no such model or index.
 
     """
-    model = ModelRegistry(store).read_ranking(reference)
-    if model.evaluation.refused:
-        reasons = "; ".join(model.evaluation.refused)
+    model = ModelRegistry(store).read(reference)
+    if isinstance(model, EncoderVersion) and model.search is None:
+        raise PromotionRefusedError(
+            f"model {model.reference} was not trained on the queries of an index: build an index whose spec has "
+            f"`encoder: {{{model.spec_key}: {model.spec_reference}}}`, and move an alias to it",
+            field="model",
+        )
+    evaluation = model.evaluation
+    if evaluation is not None and evaluation.refused:
+        reasons = "; ".join(evaluation.refused)
         raise PromotionRefusedError(f"model {model.reference} may not be promoted: {reasons}", field="model")
 
-    def promoted(parent: Manifest) -> Ranker:
-        check_fits(model, parent)
-        current = parent.ranker
-        if current is not None and current.model == model.reference:
-            return current
-        _check_compared(model, None if current is None else current.model)
-        former = () if current is None else (*current.former, current.model)[-MAX_FORMER:]
-        return model.ranker.model_copy(update={"former": former})
+    def promoted(parent: Manifest) -> Manifest:
+        state = promoted_state(model, parent)
+        if parent.model == model.reference:
+            return parent
+        _check_compared(model, parent.model)
+        former = (*parent.former, parent.search_state)[-MAX_FORMER:]
+        return parent.with_search_state(state).model_copy(update={"former": former})
 
-    return rank_index(store, index, promoted)
+    return promote_index(store, index, promoted)
 
 
-def _check_compared(model: RankingVersion, current: str | None) -> None:
-    """Raise PromotionRefusedError if hits are not in the order any more that a model was found to be better than."""
-    compared_with = model.evaluation.compared_with
+def promoted_state(model: ModelVersion, manifest: Manifest) -> SearchState:
+    """Return the state of searches of a version of an index with a model; raises as `check_fits`."""
+    if isinstance(model, RankingVersion):
+        check_fits(model, manifest)
+        return manifest.search_state.model_copy(update={"model": model.reference, "ranker": model.ranker})
+    check_fits(model, manifest)
+    assert model.search is not None
+    return model.search
+
+
+def _check_compared(model: ModelVersion, current: str | None) -> None:
+    """Raise PromotionRefusedError if a model was found to be better than another state of searches than today's."""
+    compared_with = None if model.evaluation is None else model.evaluation.compared_with
     if compared_with != current:
         raise PromotionRefusedError(
             f"model {model.reference} is better than {compared_with or 'the measured weight'}, but "
@@ -64,19 +83,20 @@ def _check_compared(model: RankingVersion, current: str | None) -> None:
         )
 
 
-def check_fits(model: RankingVersion, manifest: Manifest) -> None:
+def check_fits(model: RankingVersion | EncoderVersion, manifest: Manifest) -> None:
     """Raise PromotionRefusedError if the scores of an index are others than those that a model was fitted to."""
-    fusion = manifest.fusion
     # Versions of earlier releases have no identity but the name.
     if (model.index_id or model.index) != (manifest.index_id or manifest.index):
         raise PromotionRefusedError(
             f"model {model.reference} was trained on another index than {manifest.index!r}: train one on this",
             field="index",
         )
-    if fusion is None or (fusion.encoder, fusion.lexical_rules) != (
-        model.ranker.encoder,
-        model.ranker.lexical_rules,
-    ):
+    if isinstance(model, RankingVersion):
+        fusion = manifest.fusion
+        fits = fusion is not None and _measured_with(fusion) == _measured_with(model.ranker)
+    else:
+        fits = model.search is not None and _holds(model.search, manifest)
+    if not fits:
         raise PromotionRefusedError(
             f"model {model.reference} was trained on version {model.index_version} of index {manifest.index!r}, whose "
             f"encoder or analyser version {manifest.version} does not have: train it again",
@@ -85,9 +105,10 @@ def check_fits(model: RankingVersion, manifest: Manifest) -> None:
 
 
 def rollback(store: Store, index: str) -> Manifest:
-    """Publish a version of an index with the model before the current one, or without one; return its manifest.
+    """Publish a version of an index with the state of searches before the current one, and return its manifest.
 
-    Models that the store does not have, as after a restore elsewhere, are passed over: there is always a way back.
+    States with a model for queries that the store does not have any more, as after a restore elsewhere, and those of
+    another encoder or analyser are passed over: there is always a way back, to what nothing was learned for.
 
     Raises:
         NotFoundError: there is no such index, or it has no model.
@@ -95,17 +116,46 @@ def rollback(store: Store, index: str) -> Manifest:
     """
     registry = ModelRegistry(store)
 
-    def previous(parent: Manifest) -> Ranker | None:
-        current = parent.ranker
-        if current is None:
+    def previous(parent: Manifest) -> Manifest:
+        if parent.model is None:
             raise NotFoundError(
                 f"version {parent.version} of index {index!r} has no model to roll back", field="index"
             )
-        for number, reference in reversed([*enumerate(current.former)]):
-            with contextlib.suppress(NotFoundError, InvalidSpecError, PromotionRefusedError):
-                model = registry.read_ranking(reference)
-                check_fits(model, parent)
-                return model.ranker.model_copy(update={"former": current.former[:number]})
-        return None
+        for number, state in reversed([*enumerate(parent.former)]):
+            if _holds(state, parent) and _is_stored(state, registry):
+                return parent.with_search_state(state).model_copy(update={"former": parent.former[:number]})
+        return parent.with_search_state(_unlearned(parent)).model_copy(update={"former": ()})
 
-    return rank_index(store, index, previous)
+    return promote_index(store, index, previous)
+
+
+def _unlearned(manifest: Manifest) -> SearchState:
+    """Return the state of searches of a version without what was learned."""
+    state = manifest.search_state
+    if state.query_model is None:
+        return state.model_copy(update={"model": None, "ranker": None})
+    return SearchState()
+
+
+def _holds(state: SearchState, manifest: Manifest) -> bool:
+    """Return whether all that is known of scores in a state was measured with the encoder and analyser of a version."""
+    sides = VectorsInfo(
+        dimensions=manifest.dimensions, encoder=manifest.encoder, query_encoder=state.query_encoder
+    )
+    identity = sides.sides_digest, manifest.measured_with[1]
+    return all(_measured_with(each) == identity for each in state.measured)
+
+
+def _measured_with(each: FusionWeight | Relevance | Ranker) -> tuple[str | None, dict[str, Any]]:
+    return each.encoder, each.lexical_rules
+
+
+def _is_stored(state: SearchState, registry: ModelRegistry) -> bool:
+    """Return whether the model for queries of a state can be read, where it lies in the store."""
+    reference = None if state.query_model is None else stored_reference(state.query_model)
+    if reference is not None:
+        with contextlib.suppress(NotFoundError):
+            registry.read_encoder(reference)
+            return True
+        return False
+    return True

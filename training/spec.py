@@ -39,6 +39,22 @@ class EvaluationSpec(JudgedQueries):
     """Other kinds of queries of the same index."""
 
 
+class LossSpec(SpecModel):
+    """What the encoder of queries is fitted by."""
+
+    scale: Annotated[float, Field(gt=0, le=1000)] = 40.0
+    """What scores are multiplied by before their softmax: the higher, the more the first few documents matter."""
+
+
+class CheckpointSpec(SpecModel):
+    """When a training is saved, so that the same command goes on after it was killed."""
+
+    every_s: Annotated[float, Field(ge=0)] = 60.0
+    """Seconds between two checkpoints."""
+    keep: Annotated[int, Field(ge=1, le=100)] = 2
+    """Number of checkpoints that are kept."""
+
+
 class TrainingSpec(SpecModel):
     """What is trained."""
 
@@ -47,8 +63,16 @@ class TrainingSpec(SpecModel):
     index: str
     """Index, or alias, whose hits are ordered."""
     evaluate: EvaluationSpec
-    seed: int = 1
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
     """Seed of everything random."""
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Steps of a training of an encoder; default: so many that each query is seen eight times, at least 16."""
+    batch: Annotated[int, Field(ge=1, le=65536)] = 64
+    """Queries of a step at most."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 5e-5
+    """Highest learning rate, which is reached after a tenth of the steps and falls to 0."""
+    loss: LossSpec = LossSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
 
 
 def load_training_spec(path: str | Path) -> tuple[TrainingSpec, Path]:

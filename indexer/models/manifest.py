@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from scannery.indexer.errors import CorruptError, FormatError
-from scannery.indexer.manifest import Ranker
+from scannery.indexer.manifest import Ranker, SearchState
 from scannery.indexer.spec.model_reference import STORE_PREFIX
 
 __all__ = [
@@ -165,6 +165,8 @@ class EncoderVersion(_Version):
     fingerprint: dict[str, Any] | None = None
     """Fingerprint of the encoder that its files make without options, as `scannery.embed.Fingerprint.to_dict` returns
     it; None: not known."""
+    search: SearchState | None = None
+    """State of searches with it, for a model for queries alone that was trained on an index."""
     files: Annotated[dict[FilePath, ModelFile], Field(min_length=1, max_length=MAX_FILES)]
     """The files, by their paths in the folder of the model."""
     evaluation: Evaluation | None = None

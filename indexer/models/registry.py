@@ -43,6 +43,9 @@ MAX_ATTEMPTS = 50
 """Attempts to register a version while other processes register some of the same name."""
 _VERSION = re.compile(r"_models/([^/]+)/versions/([0-9]{8})\.json")
 _FILE = re.compile(r"_models/[^/]+/files/[0-9a-f]{64}")
+_RUN = re.compile(r"_models/[^/]+/runs/.+")
+RUNS_KEPT = timedelta(days=7)
+"""How long checkpoints of a training stay that is not gone on with."""
 _REFERENCE = re.compile(r"([^@]+)(?:@([1-9][0-9]{0,7}))?")
 
 
@@ -216,6 +219,10 @@ class ModelRegistry:
             self._store.create(key, data.getvalue())
         return key
 
+    def read_values(self, key: str) -> pa.Table:
+        """Return the values of the queries of an evaluation, by their key; raises NotFoundError, StoreError."""
+        return pq.read_table(io.BytesIO(self._store.read(key)))
+
     def remove_unused(self, keep: int, *, min_age: timedelta = timedelta(days=1)) -> RemovedModels:
         """Remove versions that no kept version of an index names, and files that no version lists.
 
@@ -246,12 +253,20 @@ class ModelRegistry:
             self._store.delete(_key(model.name, model.version))
         for values in {model.evaluation.values for model in unused if model.evaluation} - kept:
             self._store.delete(values)
-        files = self._remove_files(datetime.now(timezone.utc) - min_age)
+        now = datetime.now(timezone.utc)
+        self._remove_runs(now - RUNS_KEPT)
+        files = self._remove_files(now - min_age)
         return RemovedModels(
             versions=tuple(model.reference for model in unused),
             files=len(files),
             freed_bytes=sum(item.size_bytes for item in files),
         )
+
+    def _remove_runs(self, before: datetime) -> None:
+        """Remove what trainings left that were not gone on with since a time."""
+        for item in self._store.list(MODELS):
+            if _RUN.fullmatch(item.key) and item.modified < before:
+                self._store.delete(item.key)
 
     def _remove_files(self, before: datetime) -> list[StoredObject]:
         """Remove the files that no version lists, and that were written before a time; return them."""
@@ -282,9 +297,10 @@ class ModelRegistry:
             for index in list_indexes(self._store)
             for version in list_versions(self._store, index)
         ]
-        rankers = [manifest.ranker for manifest in manifests if manifest.ranker is not None]
+        states = [state for each in manifests for state in (each.search_state, *each.former)]
         specs = [manifest.spec.model_dump(mode="json") for manifest in manifests]
-        return {name for each in rankers for name in (each.model, *each.former)} | {*stored_references(specs)}
+        models = {state.model for state in states if state.model is not None}
+        return models | {*stored_references([specs, [state.query_model for state in states]])}
 
 
 def _key(name: str, version: int) -> str:

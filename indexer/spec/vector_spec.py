@@ -37,7 +37,8 @@ class EncoderSpec(SpecModel):
 
     query_model: ModelName | None = None
     """A model for queries alone, with as many dimensions, trained to find the vectors of `model`, which encodes
-    everything else. No stored vector depends on it, so it can be changed at any time. Default: `model`."""
+    everything else. No stored vector depends on it, so it can be changed at any time. Default: the one that
+    was promoted, else `model`."""
 
     device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
     """Device of builds; servers choose their own."""

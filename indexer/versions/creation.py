@@ -15,7 +15,6 @@ from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFou
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.indexer.manifest import (
     Manifest,
-    Ranker,
     Recall,
     Relevance,
     VectorsInfo,
@@ -35,7 +34,7 @@ __all__ = [
     "create_index",
     "given_vectors",
     "keeps_compounds",
-    "rank_index",
+    "promote_index",
     "with_analyser",
     "without_query_model",
 ]
@@ -125,6 +124,20 @@ def keeps_compounds(lexical: LexicalSpec, old: LexicalSpec) -> bool:
     return isinstance(old.compounds, list) and (
         lexical.compounds is True or isinstance(lexical.compounds, str)
     )
+
+
+def with_query_model(spec: IndexSpec, parent: Manifest | None) -> IndexSpec:
+    """Return the spec with the model for queries that was promoted, where documents have the same encoder.
+
+    So a promotion outlasts the next build, whose file does not know of it; one that names a model for queries has its
+    own.
+    """
+    if parent is None or parent.model is None:
+        return spec
+    old, new = parent.spec.encoder, spec.encoder
+    if old is None or new is None or new.query_model is not None or old.documents != new:
+        return spec
+    return spec.model_copy(update={"encoder": old})
 
 
 def _created_before(store: Store, index: str, request_id: str) -> Manifest | None:
@@ -223,32 +236,30 @@ def calibrate_index(store: Store, searched: Manifest, relevance: Relevance) -> M
     return _published(store, searched.index, calibrated)
 
 
-def rank_index(store: Store, index: str, change: Callable[[Manifest], Ranker | None]) -> Manifest:
-    """Publish a version whose hybrid hits have another learned order, and return its manifest.
+def promote_index(store: Store, index: str, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Publish a version with another state of searches (`SearchState`), and return its manifest.
 
-    No vector, word or file is touched.
+    No stored vector, word or file is touched.
 
     Args:
         store: the store.
         index: name of the index.
-        change: returns the new ranker for the current version; called again if another version was published meanwhile.
-            None: the fused scores order hits. Its errors end the call.
+        change: returns the current version with another state, or as it is; called again if another version was
+            published meanwhile. Its errors end the call.
 
     Raises:
         NotFoundError, CorruptError, FormatError, AlreadyExistsError: as `alter_index`.
 
     """
 
-    def ranked(parent: Manifest) -> Manifest:
-        ranker = change(parent)
-        if ranker == parent.ranker:
+    def promoted(parent: Manifest) -> Manifest:
+        manifest = change(parent)
+        if manifest == parent:
             return parent
         statistics = {"mode": "rank", "builds": parent.builds}
-        return parent.model_copy(
-            update={"parent": parent.version, "ranker": ranker, "statistics": statistics}
-        )
+        return manifest.model_copy(update={"parent": parent.version, "statistics": statistics})
 
-    return _published(store, index, ranked)
+    return _published(store, index, promoted)
 
 
 def _published(store: Store, index: str, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -379,7 +390,7 @@ def _measured(parent: Manifest, vectors: Mapping[str, VectorsInfo]) -> dict[str,
     if relevance is not None:  # scores by words stay what they are
         digest = vectors[""].sides_digest
         relevance = relevance.of_modes(("lexical",)).model_copy(update={"encoder": digest})
-    return {"fusion": None, "relevance": relevance, "ranker": None}
+    return {"fusion": None, "relevance": relevance, "ranker": None, "model": None}
 
 
 def _recall(parent: Manifest, spec: IndexSpec) -> Recall | None:

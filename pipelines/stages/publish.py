@@ -29,6 +29,7 @@ from scannery.indexer.manifest import Manifest, SegmentEntry, documents_in, stor
 from scannery.indexer.spec.source_spec import exceeds_limit
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
+from scannery.indexer.versions.creation import with_query_model
 from scannery.indexer.versions.leases import keeps_log
 from scannery.indexer.versions.tombstones import read_deleted, with_deleted
 from scannery.indexer.versions.versions import commit, read_manifest
@@ -184,6 +185,8 @@ def _decide(
         return "empty", None
     if _too_many(counts, job.max_dead_letters):
         return "too_many_dead_letters", None
+    if (promoted := _promoted_meanwhile(manifest, parent)) is not None:
+        manifest, encoders = promoted, NO_ENCODERS  # what the promotion measured is kept
     same = parent if parent is not None and _is_same(parent, manifest) else None
     if same is not None and not lost_measurements(same):
         return "unchanged", same
@@ -202,6 +205,16 @@ def _decide(
             if current.statistics.get("build_id") == job.build_id and _is_same(current, manifest):
                 return "committed", current
         raise
+
+
+def _promoted_meanwhile(manifest: Manifest, parent: Manifest | None) -> Manifest | None:
+    """Return the manifest with the model for queries that was promoted while the build ran; None: none was."""
+    if parent is None or manifest.encoder != parent.encoder:
+        return None
+    spec = with_query_model(manifest.spec, parent)
+    if spec == manifest.spec:
+        return None
+    return manifest.model_copy(update={"spec": spec, "query_encoder": parent.query_encoder})
 
 
 def _measured(

@@ -19,7 +19,6 @@ from scannery.indexer.manifest import (
     FusionWeight,
     Manifest,
     ModelCurve,
-    Ranker,
     Relevance,
     RelevanceCurve,
     SegmentEntry,
@@ -98,8 +97,16 @@ def with_measured_search(
         new = _measured(manifest, store, encoders, holding, kept, missing)
         if new is not None and (new.has_questions or not measured.has_questions):
             measured = new
-    ranker = None if parent is None or not _is_alike(parent.ranker, manifest) else parent.ranker
-    return manifest.model_copy(update={**measured._asdict(), "ranker": ranker})
+    return manifest.model_copy(update={**measured._asdict(), **_learned(parent, manifest)})
+
+
+def _learned(parent: Manifest | None, manifest: Manifest) -> dict[str, Any]:
+    """Return the fields for what was promoted, as far as it holds for the encoders and the analyser of a version."""
+    if parent is None:
+        return {}
+    if parent.measured_with != manifest.measured_with:
+        return {"former": parent.former}
+    return {"ranker": parent.ranker, "model": parent.model, "former": parent.former}
 
 
 def lost_measurements(manifest: Manifest) -> bool:
@@ -170,21 +177,12 @@ def _missing_models(measured: _Measured, digests: Mapping[str, str | None]) -> d
     return {key: digest for key, digest in digests.items() if digest is not None and key not in models}
 
 
-def _is_alike(previous: FusionWeight | Relevance | Ranker | None, manifest: Manifest) -> bool:
-    return previous is not None and _identity(manifest) == (previous.encoder, previous.lexical_rules)
+def _is_alike(previous: FusionWeight | Relevance | None, manifest: Manifest) -> bool:
+    return previous is not None and manifest.measured_with == (previous.encoder, previous.lexical_rules)
 
 
 def _still_holds(previous: FusionWeight | Relevance | None, manifest: Manifest) -> bool:
     return previous is not None and previous.rows / GROWTH <= manifest.rows <= previous.rows * GROWTH
-
-
-def _identity(manifest: Manifest) -> tuple[str | None, dict[str, Any]]:
-    """Return what a measurement depends on besides the rows: digest of the encoders, and analysis of words."""
-    lexical = manifest.spec.lexical
-    rules = lexical.rules if lexical else {}
-    if lexical and lexical.counts_documents:
-        rules["scope"] = lexical.scope
-    return manifest.vectors[""].sides_digest, rules
 
 
 def _measured(
@@ -259,7 +257,7 @@ def _of_modes(questions: _Questions, manifest: Manifest) -> tuple[FusionWeight |
         about, foreign = questions.searches()
         fusion = fusion_weight(about) if "hybrid" in modes else None
         curves = relevance_curves(about, foreign, fusion)
-    digest, rules = _identity(manifest)
+    digest, rules = manifest.measured_with
     common: dict[str, Any] = {"rows": manifest.rows, "encoder": digest, "lexical_rules": rules}
     relevance = Relevance(
         curves=curves,

@@ -9,7 +9,7 @@ import pytest
 
 from scannery.indexer import Store
 from scannery.indexer.manifest import Ranker, RelevanceCurve
-from scannery.indexer.versions.creation import rank_index
+from scannery.indexer.versions.creation import promote_index
 from scannery.v1.search_pb2 import Mode, SearchResponse
 from tests.cluster.questions import INDEX, any_batch, any_relevant_search, any_search, make_store
 from tests.cluster.servers import started_cluster
@@ -41,7 +41,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         curve=RelevanceCurve(intercept=-1.0, slope=0.5, error=0.1, separation=0.9),
         queries=60,
     )
-    rank_index(opened, INDEX, lambda _: ranker)
+    promote_index(opened, INDEX, lambda parent: parent.model_copy(update={"ranker": ranker}))
     with started_cluster(store, 3) as (root, _):
         servers = Both(store, root.address)
         yield servers

@@ -7,7 +7,7 @@ Shapes: Q queries, H candidates of a query, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from scannery.client import Hits, Index
 from scannery.evaluation.judgements import Judgements
 from scannery.indexer.models.features import CANDIDATES, FEATURES
 from scannery.pipelines.errors import CollectionError
+from scannery.training.judged import AsQuery, Progress, as_text
 
 __all__ = ["BALANCE", "Sample", "best_documents", "best_scores", "read_samples"]
 
@@ -42,7 +43,8 @@ def read_samples(
     judgements: Judgements,
     *,
     passages: bool,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+    as_query: AsQuery = as_text,
 ) -> list[Sample]:
     """Return queries with their candidates.
 
@@ -52,6 +54,7 @@ def read_samples(
         judgements: by id of the query; those without any have no relevant candidate.
         passages: whether judgements name datapoints, not documents.
         progress: gets the number of answered queries and of all.
+        as_query: returns the query that is sent for a text.
 
     Raises:
         CollectionError: hits of the index have no features.
@@ -59,7 +62,7 @@ def read_samples(
     """
     samples = []
     for done, (name, text) in enumerate(texts.items(), 1):
-        hits = index.search(text, CANDIDATES, mode="hybrid", alpha=BALANCE, explain=True, fields=[])
+        hits = index.search(as_query(text), CANDIDATES, mode="hybrid", alpha=BALANCE, explain=True, fields=[])
         samples.append(_sample(name, hits, judgements.get(name, {}), passages=passages))
         if progress is not None:
             progress(done, len(texts))

@@ -15,6 +15,7 @@ from scannery.cli.options import JsonOption, TimeoutOption, connected
 from scannery.cli.output import console, print_json, size_text
 from scannery.cli.progress import counting_bar
 from scannery.indexer import Store
+from scannery.indexer.manifest import Manifest
 from scannery.indexer.models.manifest import EncoderVersion, ModelVersion
 from scannery.indexer.models.registry import ModelRegistry
 
@@ -115,15 +116,15 @@ def evaluate(
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the order of a model with what an index returns today, for other judged queries; nothing is published."""
-    from scannery.training.ranking.training import compared, judged_queries
+    """Compare a model with what an index returns today, for judged queries that it was not fitted to."""
+    from scannery.training.comparison import compared_model
     from scannery.training.spec import JudgedQueries
 
-    version = ModelRegistry(Store.open(store)).read_ranking(model)
+    opened = Store.open(store)
+    version = ModelRegistry(opened).read(model)
     files = JudgedQueries(queries=str(queries), qrels=str(qrels), passages=passages)
     with connected(None, store, timeout_s=timeout) as client, counting_bar("asked") as bar:
-        judged = judged_queries(client.index(index), files, Path(), bar)
-    difference = compared(judged, version.ranker)
+        difference = compared_model(opened, client.index(index_of(opened, index)), version, files, bar)
     if as_json:
         print_json({"model": version.reference, "index": index, **difference.model_dump(mode="json")})
     else:
@@ -157,30 +158,37 @@ def gc(
 def promote(
     model: ModelArgument, store: StoreOption, index: IndexOption, as_json: JsonOption = False
 ) -> None:
-    """Let a model order the hits of an index, if the gate allows it: a new version of the same segments."""
+    """Search an index with a model, if the gate allows it: a new version of the same segments."""
     from scannery.training.promotion import promote as promoted
 
     opened = Store.open(store)
-    manifest = promoted(opened, model, index_of(opened, index))
-    assert manifest.ranker is not None
-    if as_json:
-        print_json({"index": manifest.index, "version": manifest.version, "model": manifest.ranker.model})
-    else:
-        typer.echo(
-            f"{manifest.index} is at version {manifest.version}: {manifest.ranker.model} orders its hits."
-        )
+    _print_state(promoted(opened, model, index_of(opened, index)), as_json=as_json)
 
 
 @model_app.command(no_args_is_help=True)
 def rollback(store: StoreOption, index: IndexOption, as_json: JsonOption = False) -> None:
-    """Let the model before the current one order the hits of an index again, or none if there was none."""
+    """Search an index with the model before the current one again, or with none if there was none."""
     from scannery.training.promotion import rollback as rolled_back
 
     opened = Store.open(store)
-    manifest = rolled_back(opened, index_of(opened, index))
-    model = None if manifest.ranker is None else manifest.ranker.model
+    _print_state(rolled_back(opened, index_of(opened, index)), as_json=as_json)
+
+
+def _print_state(manifest: Manifest, *, as_json: bool) -> None:
+    """Print by which model an index is searched."""
+    encoder = manifest.spec.encoder
+    query_model = None if encoder is None else encoder.query_model
     if as_json:
-        print_json({"index": manifest.index, "version": manifest.version, "model": model})
-    else:
-        order = "the measured weight" if model is None else model
-        typer.echo(f"{manifest.index} is at version {manifest.version}: {order} orders its hits.")
+        print_json(
+            {
+                "index": manifest.index,
+                "version": manifest.version,
+                "model": manifest.model,
+                "query_model": query_model,
+            }
+        )
+        return
+    order = "the measured weight" if manifest.ranker is None else manifest.ranker.model
+    parts = [f"{order} orders its hits"] if manifest.spec.lexical is not None else []
+    parts += [f"{query_model or encoder.model} encodes its queries"] if encoder is not None else []
+    typer.echo(f"{manifest.index} is at version {manifest.version}: {', and '.join(parts)}.")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,9 +15,10 @@ from scannery.cli.commands.indexes.versions import StoreOption
 from scannery.cli.options import JsonOption, TimeoutOption, connected
 from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
+from scannery.indexer.models.manifest import Difference, EncoderVersion, ModelVersion, RankingVersion
 
 if TYPE_CHECKING:
-    from scannery.indexer.models.manifest import Difference, EncoderVersion, ModelVersion
+    from scannery.indexer.manifest import Ranker
 
 __all__ = ["difference_text", "print_model", "train"]
 
@@ -26,30 +30,69 @@ def train(
     ],
     store: StoreOption,
     kind: Annotated[
-        Literal["ranking"], typer.Option(help="What is trained: the order of hybrid hits.")
+        Literal["ranking", "query_side"],
+        typer.Option(
+            help="What is trained: the order of hybrid hits, or the encoder of queries with such an order."
+        ),
     ] = "ranking",
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit a ranker to judged queries, compare it with what an index returns today, and register it."""
-    del kind  # the only one; the option is there for scripts that name it
+    """Fit a model to judged queries, compare it with what an index returns today, and register it.
+
+    A training of an encoder that was stopped or killed goes on if the same command is given again.
+    """
     from scannery.indexer import Store
-    from scannery.training.ranking.training import train_ranking
     from scannery.training.spec import load_training_spec
 
     training, folder = load_training_spec(spec)
     opened = Store.open(store)
-    with connected(None, store, timeout_s=timeout) as client, counting_bar("asked") as bar:
-        model = train_ranking(opened, client, training, folder, bar)
+    model: RankingVersion | EncoderVersion
+    with connected(None, store, timeout_s=timeout) as client, counting_bar(_STEPS[kind]) as bar:
+        if kind == "ranking":
+            from scannery.training.ranking.training import train_ranking
+
+            model = train_ranking(opened, client, training, folder, bar)
+        else:
+            from scannery.training.query_side.training import train_query_side
+
+            with _stopping() as is_stopped:
+                model = train_query_side(
+                    opened, client, training, folder, progress=bar, is_stopped=is_stopped
+                )
     if as_json:
         print_json(model.model_dump(mode="json"))
         return
     print_model(model)
-    if not model.evaluation.refused:
+    if model.evaluation is not None and not model.evaluation.refused:
         typer.echo(
             f"Promote it: scannery model promote {model.reference} --index {training.index} --store "
             f"{shlex.quote(store)}"
         )
+
+
+_STEPS = {"ranking": "asked", "query_side": "trained"}
+"""What the bar of each kind counts."""
+
+
+@contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """Give what tells whether this process was asked to end by SIGTERM or SIGINT; a second one ends it at once."""
+    is_stopped = False
+
+    def stop(number: int, _: object) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        signal.signal(number, before[number])
+
+    before: dict[int, Any] = {
+        number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield lambda: is_stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def print_model(model: ModelVersion) -> None:
@@ -65,11 +108,20 @@ def print_model(model: ModelVersion) -> None:
         typer.echo(f"nDCG@10, by cross-validation: {difference_text(model.evaluation.target)}")
         for name, guard in model.evaluation.guards.items():
             typer.echo(f"guard {name}: {difference_text(guard)}")
-    if model.kind == "ranking":
-        for name, weight in model.ranker.weights.items():
-            typer.echo(f"  {weight:+.3f} × {name}")
+    if (dense := model.training.get("dense")) is not None:
+        typer.echo(f"by vector alone: {difference_text(Difference.model_validate(dense))}")
+    ranker = _ranker_of(model)
+    for name, weight in ranker.weights.items() if ranker is not None else ():
+        typer.echo(f"  {weight:+.3f} × {name}")
     for reason in model.evaluation.refused if model.evaluation else ():
         typer.echo(f"It may not be promoted: {reason}")
+
+
+def _ranker_of(model: ModelVersion) -> Ranker | None:
+    """Return the order of hits that a model brings."""
+    if isinstance(model, EncoderVersion):
+        return None if model.search is None else model.search.ranker
+    return model.ranker
 
 
 def _print_encoder(model: EncoderVersion) -> None:

@@ -13,10 +13,10 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.indexer import Manifest, Store, read_manifest
-from scannery.indexer.manifest import Ranker
+from scannery.indexer.manifest import SearchState
 from scannery.indexer.models.manifest import RankingVersion
 from scannery.indexer.models.registry import ModelRegistry
-from scannery.indexer.versions.creation import rank_index
+from scannery.indexer.versions.creation import promote_index
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
 from scannery.pipelines.tuning import search_measurement
@@ -170,18 +170,15 @@ def test_a_model_that_was_compared_with_another_order_is_refused(
     assert "is better than the measured weight, but animals@1 orders the hits" in capsys.readouterr().err
     assert main(["model", "rollback", "-i", "talks", *where]) == 0
     assert main(["model", "promote", "animals@2", "-i", "talks", *where]) == 0
-    former = tuple(f"animals@{number}" for number in range(1, 40))
-    ranker = current(store).ranker
-    assert ranker is not None
-    with_former = ranker.model_copy(update={"former": former})
-    rank_index(Store.open(store), "talks", lambda _: with_former)
+    former = tuple(SearchState(model=f"animals@{number}") for number in range(1, 40))
+    promote_index(Store.open(store), "talks", lambda parent: parent.model_copy(update={"former": former}))
     registry = ModelRegistry(Store.open(store))
     first = registry.read_ranking("animals@1")
     registry.register("birds", lambda number: copy_of(first, "birds", number, "animals@2"))
     assert main(["model", "promote", "birds", "-i", "talks", *where]) == 0
-    ranker = current(store).ranker
-    assert ranker is not None
-    assert ranker.former == (*former[-19:], "animals@2")
+    after = current(store)
+    assert after.model == "birds@1"
+    assert [each.model for each in after.former] == [each.model for each in former[-19:]] + ["animals@2"]
 
 
 def test_a_rollback_brings_the_model_before_back(store: Path, tmp_path: Path) -> None:
@@ -200,14 +197,14 @@ def test_a_rollback_brings_the_model_before_back(store: Path, tmp_path: Path) ->
     assert seen == ["fishes@1", "birds@1", "animals@1"]
 
 
-def test_a_rollback_passes_over_models_that_the_store_does_not_have(store: Path) -> None:
-    fusion = current(store).fusion
-    assert fusion is not None
-    assert fusion.scales is not None
-    ranker = Ranker(model="gone@2", former=("gone@1",), alpha=0.5, scales=fusion.scales, queries=50)
-    rank_index(Store.open(store), "talks", lambda _: ranker)
+def test_a_rollback_passes_over_models_for_queries_that_the_store_does_not_have(store: Path) -> None:
+    before = current(store)
+    gone = before.search_state.model_copy(update={"model": "gone@1", "query_model": "store:gone@1"})
+    promoted = {"former": (before.search_state, gone), "model": "other@1"}
+    promote_index(Store.open(store), "talks", lambda parent: parent.model_copy(update=promoted))
     assert main(["model", "rollback", "-i", "talks", "--store", str(store)]) == 0
-    assert current(store).ranker is None
+    after = current(store)
+    assert (after.search_state, after.former) == (before.search_state, ())
 
 
 def test_a_damaged_version_does_not_end_the_training_of_the_next(store: Path, tmp_path: Path) -> None:

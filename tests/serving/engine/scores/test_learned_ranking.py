@@ -15,7 +15,7 @@ from scannery.embed import Encoder
 from scannery.indexer import Store, parse_spec, read_manifest
 from scannery.indexer.manifest import Ranker, RelevanceCurve
 from scannery.indexer.models.features import CANDIDATES, FEATURES
-from scannery.indexer.versions.creation import rank_index
+from scannery.indexer.versions.creation import promote_index
 from tests.data import clustered, datapoints
 from tests.served import FUSION, MINILM, RELEVANCE, TEXTS, commit_relevance, publish_version
 
@@ -65,7 +65,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         publish_version(opened, spec, table, folder, shards=shards, encoder=fingerprint)
         commit_relevance(opened, index)
         if index != "plain":
-            rank_index(opened, index, lambda _: RANKER)
+            promote_index(opened, index, lambda parent: parent.model_copy(update={"ranker": RANKER}))
     return folder / "store"
 
 
@@ -186,14 +186,16 @@ def test_reasons_for_no_relevance_are_those_of_a_search_without_an_explanation(s
 def test_a_ranker_with_features_of_a_later_release_is_left_out(store: Path) -> None:
     opened = Store.open(store)
     later = RANKER.model_copy(update={"weights": {**WEIGHTS, "clicks": 1.0}, "model": "animals@2"})
-    version = rank_index(opened, "four", lambda _: later).version
+    version = promote_index(
+        opened, "four", lambda parent: parent.model_copy(update={"ranker": later})
+    ).version
     assert read_manifest(opened, "four").ranker == later
     with scannery.connect(store) as client:
         hits = client.index("four").search("ant bee", 20, exact=True)
         plain = client.index("plain").search("ant bee", 20, exact=True)
         assert hits.version == version
         assert [(hit.id, hit.score) for hit in hits] == [(hit.id, hit.score) for hit in plain]
-    rank_index(opened, "four", lambda _: RANKER)
+    promote_index(opened, "four", lambda parent: parent.model_copy(update={"ranker": RANKER}))
 
 
 def test_live_rows_are_ordered_too(store: Path) -> None:

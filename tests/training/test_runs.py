@@ -1,0 +1,130 @@
+"""A run of a training: killed anywhere, it goes on with the same numbers; a damaged checkpoint is passed over."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scannery.indexer import Store
+from scannery.training.errors import StoppedError
+from scannery.training.runs.checkpoints import Checkpoints
+from scannery.training.runs.run import RunSettings, RunStatistics, run_steps
+from scannery.training.runs.run_folder import RunFolder
+from scannery.training.spec import CheckpointSpec
+
+STEPS = 12
+SETTINGS = RunSettings(steps=STEPS, learning_rate=1e-2, seed=3, every_s=0.0)
+
+
+class Killed(BaseException):
+    """What ends a run without any code of it."""
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+
+
+def digest(modules: torch.nn.Module) -> str:
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in modules.parameters())).hexdigest()
+
+
+def run(
+    modules: torch.nn.Module,
+    places: list[Store],
+    *,
+    killed_at: int | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> RunStatistics:
+    def loss_of(step: int) -> torch.Tensor:
+        if step == killed_at:
+            raise Killed
+        inputs = torch.from_numpy(np.random.default_rng(step).standard_normal((16, 4)).astype(np.float32))
+        return (modules(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
+
+    checkpoints = Checkpoints(places, "_models/m/runs/r/model-0", keep=2)
+    return run_steps(
+        modules, loss_of, SETTINGS, checkpoints, progress=lambda done, total: None, is_stopped=is_stopped
+    )
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> list[Store]:
+    return [Store.open(tmp_path / name, create=True) for name in ("near", "far")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    modules = model()
+    run(modules, [Store.open(tmp_path_factory.mktemp("run"), create=True)])
+    return digest(modules)
+
+
+def keys(place: Store) -> list[str]:
+    return sorted(item.key for item in place.list("_models"))
+
+
+@pytest.mark.parametrize("at", range(1, STEPS))
+def test_a_run_that_was_killed_at_any_step_ends_with_the_same_weights(
+    places: list[Store], undisturbed: str, at: int
+) -> None:
+    with pytest.raises(Killed):
+        run(model(), places, killed_at=at)
+    modules = model()
+    statistics = run(modules, places)
+    assert digest(modules) == undisturbed
+    assert 0 < statistics.resumed_at <= at
+    assert all(len(keys(place)) <= 2 for place in places)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_one_before_goes_on(
+    places: list[Store], undisturbed: str
+) -> None:
+    for step in (4, 8):  # each leaves one at least
+        with pytest.raises(Killed):
+            run(model(), places, killed_at=step)
+    before, newest = keys(places[0])
+    for place in places:
+        data = bytearray(place.read(newest))
+        data[len(data) // 2] ^= 1
+        place.write(newest, bytes(data))
+    modules = model()
+    statistics = run(modules, places)
+    assert digest(modules) == undisturbed
+    assert f"{statistics.resumed_at:010}" in before
+
+
+def test_a_machine_without_the_near_place_goes_on_from_the_far_one(
+    places: list[Store], undisturbed: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Killed):
+        run(model(), places, killed_at=8)
+    modules = model()
+    statistics = run(modules, [Store.open(tmp_path / "other", create=True), places[1]])
+    assert digest(modules) == undisturbed
+    assert statistics.resumed_at > 0
+
+
+def test_a_run_that_is_stopped_saves_its_last_step(places: list[Store], undisturbed: str) -> None:
+    asked = iter([False, False, False, False, True])
+    with pytest.raises(StoppedError, match="step 5 of 12"):
+        run(model(), places, is_stopped=lambda: next(asked))
+    modules = model()
+    assert run(modules, places).resumed_at == 5
+    assert digest(modules) == undisturbed
+
+
+def test_a_result_is_made_once_and_again_if_it_is_not_whole(tmp_path: Path) -> None:
+    folder = RunFolder.of(Store.open(tmp_path, create=True), "m", "r", CheckpointSpec())
+    assert folder.result("fold-0", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert folder.result("fold-0", lambda: np.zeros(3)).tolist() == [0, 1, 2]
+    file = tmp_path / "_models/m/runs/r/fold-0.npy"
+    file.write_bytes(file.read_bytes()[:-4])
+    assert folder.result("fold-0", lambda: np.ones(3)).tolist() == [1, 1, 1]
+    folder.remove()
+    assert keys(Store.open(tmp_path)) == []

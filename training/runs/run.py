@@ -1,0 +1,149 @@
+"""A run: steps of an optimiser from the newest checkpoint on, with a checkpoint now and then.
+
+Killed at any step, it goes on at the newest checkpoint with the same numbers: a step depends on its number and on the
+state before it, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scannery.training.errors import StoppedError
+from scannery.training.runs.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["RunSettings", "RunStatistics", "run_steps"]
+
+WARM_UP = 0.1
+"""Share of the steps in which the learning rate rises; it falls to 0 in the others."""
+MOST_NORM = 1.0
+"""Norm that gradients are cut to."""
+_ADAM = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How steps are taken."""
+
+    steps: int
+    """Number of steps."""
+    learning_rate: float
+    """Highest learning rate."""
+    seed: int
+    """Seed of dropout."""
+    every_s: float
+    """Seconds between two checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatistics:
+    """What a run took."""
+
+    seconds: float
+    """Seconds of the steps that count."""
+    resumed_at: int
+    """Steps that earlier attempts had done."""
+    loss: float
+    """Loss of the last step; NaN if there was none to do."""
+
+
+def run_steps(
+    modules: torch.nn.Module,
+    loss_of: Callable[[int], torch.Tensor],
+    settings: RunSettings,
+    checkpoints: Checkpoints,
+    *,
+    progress: Callable[[int, int], None],
+    is_stopped: Callable[[], bool],
+) -> RunStatistics:
+    """Train some modules in place, from the newest checkpoint on.
+
+    Args:
+        modules: all of whose parameters are trained.
+        loss_of: returns the loss of a step by its number, with gradients.
+        settings: of the steps.
+        checkpoints: of this run; closed at the end.
+        progress: gets the number of finished steps and of all.
+        is_stopped: whether to save a checkpoint and end, asked after each step.
+
+    Raises:
+        StoppedError: it was stopped; the same run goes on later.
+
+    """
+    import torch
+
+    optimizer = torch.optim.AdamW(modules.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+    with closing(checkpoints):
+        newest = checkpoints.newest()
+        start, seconds = (0, 0.0) if newest is None else (newest.step, newest.seconds)
+        if newest is not None:
+            _restore(modules, optimizer, newest.step, newest.tensors)
+        modules.train()
+        saved_s, value = time.monotonic(), float("nan")
+        for step in range(start, settings.steps):
+            begun_s = time.perf_counter()
+            torch.manual_seed(_seed_of(settings.seed, step))
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * _share(step, settings.steps)
+            loss = loss_of(step)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(modules.parameters(), MOST_NORM)
+            optimizer.step()
+            value = loss.item()
+            seconds += time.perf_counter() - begun_s
+            progress(step + 1, settings.steps)
+            stopped = is_stopped()
+            is_due = time.monotonic() - saved_s >= settings.every_s and not checkpoints.is_writing
+            if step + 1 < settings.steps and (stopped or is_due):
+                checkpoints.save(step + 1, seconds, dict(_state(modules, optimizer)))
+                saved_s = time.monotonic()
+            if stopped:
+                raise StoppedError(
+                    f"stopped after step {step + 1} of {settings.steps}; the same command goes on from there"
+                )
+        modules.eval()
+    return RunStatistics(seconds=seconds, resumed_at=start, loss=value)
+
+
+def _seed_of(seed: int, step: int) -> int:
+    return (seed << 32) + step
+
+
+def _share(step: int, steps: int) -> float:
+    """Return the share of the highest learning rate that a step has."""
+    return min(1.0, (step + 1) / max(1, int(WARM_UP * steps))) * (1 - step / steps)
+
+
+def _state(modules: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield weights and moments by name."""
+    for name, parameter in modules.named_parameters():
+        yield f"weights.{name}", parameter
+        moments: dict[str, Any] = optimizer.state.get(parameter, {})
+        for kind in _ADAM:
+            if kind in moments:
+                yield f"{kind}.{name}", moments[kind]
+
+
+def _restore(
+    modules: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, tensors: dict[str, torch.Tensor]
+) -> None:
+    """Take over weights and moments after some steps."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in modules.named_parameters():
+            parameter.copy_(tensors[f"weights.{name}"])
+            moments = {
+                kind: tensors[f"{kind}.{name}"].to(parameter.device)
+                for kind in _ADAM
+                if f"{kind}.{name}" in tensors
+            }
+            if moments:
+                optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
