@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from scannery.cli.errors import NO
 from scannery.cli.options import IndexOption, JsonOption, ServedStoreOption, connected
 from scannery.cli.output import console, json_text, print_json
 from scannery.evaluation.traffic.pairs import MIN_ASKERS
@@ -53,6 +54,53 @@ def stats(
         typer.echo(
             f"The log of {name} has no queries of the last {days} days; scannery serve --traffic-share keeps one."
         )
+
+
+@log_app.command(no_args_is_help=True)
+def drift(
+    index: IndexOption,
+    store: ServedStoreOption,
+    new_days: Annotated[
+        int, typer.Option(min=1, help="Days, today included, that are compared with those before.")
+    ] = 7,
+    days: DaysOption = 30,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell whether users ask for other things than before; exit code 1 if they do."""
+    from scannery.evaluation.traffic.drift import LEAST_QUERIES, drift_of, sampled_texts
+    from scannery.indexer.traffic.day_files import read_rows
+    from scannery.indexer.traffic.rows import LoggedQuery
+    from scannery.indexer.vectors.exact_search import unit_length
+    from scannery.pipelines.errors import CollectionError
+
+    opened, name = _opened(store, index)
+    texts = sampled_texts(read_rows(opened, name, LoggedQuery, since=_since(days)), _since(new_days))
+    if min(len(texts.former), len(texts.new)) < LEAST_QUERIES:
+        raise CollectionError(
+            f"the log of {name} has {len(texts.new)} texts of the last {new_days} days and {len(texts.former)} of the "
+            f"days before; {LEAST_QUERIES} of each are needed (scannery serve --traffic-text)",
+            field="index",
+        )
+    with connected(None, store, timeout_s=TIMEOUT_S) as client:
+        vectors = [client.index(name).embed(each) for each in texts]
+    result = drift_of(*map(unit_length, vectors))
+    farthest = [texts.new[number] for number in result.farthest]
+    if as_json:
+        print_json({**asdict(result), "farthest": farthest, "drifted": result.has_drifted})
+    else:
+        verdict = (
+            "ask for other things than before" if result.has_drifted else "ask for the same things as before"
+        )
+        typer.echo(
+            f"Users of {name} {verdict}: the chance of such a difference is {max(result.chances):.4f} "
+            f"({result.new:,} queries beside {result.former:,})."
+        )
+        if result.has_drifted:
+            typer.echo("Least like before:")
+            for text in dict.fromkeys(farthest):
+                typer.echo(f"  {text}")
+    if result.has_drifted:
+        raise typer.Exit(NO)
 
 
 @log_app.command(no_args_is_help=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.indexer import Store
-from scannery.indexer.traffic.day_files import read_rows
+from scannery.indexer.traffic.day_files import read_rows, write_rows
 from scannery.indexer.traffic.keys import read_keys
 from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery
 from scannery.serving.config import TrafficConfig
@@ -169,3 +170,39 @@ def test_an_index_without_a_log_and_one_that_is_not_there(
     assert "--traffic-share keeps one" in capsys.readouterr().out
     log("stats", "--index", "nothing", "--store", library, code=3)
     assert "nothing" in capsys.readouterr().err
+
+
+def test_drift_is_told_by_the_texts_of_two_times(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied(texts, tmp_path)
+    today = datetime.now(timezone.utc)
+    subjects = ("bread", "chess", "a lighthouse", "tax")
+    forms = ("who likes {}", "what is {} for", "the history of {}", "how much is {}", "more about {}, please")
+
+    def write(days: int, names: Sequence[str], start: int) -> None:
+        rows = [
+            query(
+                start + number,
+                today - timedelta(days=days),
+                user_query=asked[number % 5].format(names[number % len(names)]),
+            )
+            for number in range(120)
+        ]
+        write_rows(Store.open(path), "texts", rows, f"{start}")
+
+    write(9, subjects, 0)
+    where = ("--index", "texts", "--store", path)
+    log("drift", *where, code=2)
+    assert "100 of each are needed" in capsys.readouterr().err
+    write(1, subjects, 200)
+    log("drift", *where)
+    assert "ask for the same things as before" in capsys.readouterr().out
+    write(0, ("quarks", "a supernova", "the Higgs boson"), 400)
+    log("drift", *where, "--new-days", "1", "--json", code=1)
+    told = printed(capsys)
+    assert told["drifted"]
+    assert (told["new"], told["former"]) == (120, 240)
+    assert any("Higgs" in text for text in told["farthest"])
+    log("drift", *where, "--new-days", "1", code=1)
+    assert "ask for other things than before" in capsys.readouterr().out
