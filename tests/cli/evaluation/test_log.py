@@ -17,6 +17,7 @@ from scannery.indexer.traffic.day_files import read_rows, write_rows
 from scannery.indexer.traffic.keys import read_keys
 from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery
 from scannery.serving.config import TrafficConfig
+from tests.indexer.traffic.test_day_files import query as logged
 from tests.served import SENTENCES, copied, serving
 
 pytestmark = pytest.mark.system
@@ -182,10 +183,10 @@ def test_drift_is_told_by_the_texts_of_two_times(
 
     def write(days: int, names: Sequence[str], start: int) -> None:
         rows = [
-            query(
+            logged(
                 start + number,
                 today - timedelta(days=days),
-                user_query=asked[number % 5].format(names[number % len(names)]),
+                user_query=forms[number % 5].format(names[number % len(names)]),
             )
             for number in range(120)
         ]
