@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from scannery.indexer import Store
-from scannery.training.errors import StoppedError
+from scannery.training.errors import DivergedError, StoppedError
 from scannery.training.runs.checkpoints import Checkpoints
 from scannery.training.runs.run import RunSettings, RunStatistics, run_steps
 from scannery.training.runs.run_folder import RunFolder
@@ -126,5 +126,38 @@ def test_a_result_is_made_once_and_again_if_it_is_not_whole(tmp_path: Path) -> N
     file = tmp_path / "_models/m/runs/r/fold-0.npy"
     file.write_bytes(file.read_bytes()[:-4])
     assert folder.result("fold-0", lambda: np.ones(3)).tolist() == [1, 1, 1]
+    data = bytearray(file.read_bytes())
+    data[-40] ^= 1  # of a number
+    file.write_bytes(data)
+    assert folder.result("fold-0", lambda: np.full(3, 2)).tolist() == [2, 2, 2]
     folder.remove()
     assert keys(Store.open(tmp_path)) == []
+
+
+def test_a_result_that_one_place_cannot_keep_is_that_of_the_other(
+    places: list[Store], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "near" / "_models").write_text("no folder can be made here")
+    folder = RunFolder(places, "_models/m/runs/r", CheckpointSpec())
+    assert folder.result("fold-0", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert folder.result("fold-0", lambda: np.zeros(3)).tolist() == [0, 1, 2]
+    assert "was not written to" in caplog.text
+
+
+def test_a_run_without_a_finite_loss_ends(places: list[Store]) -> None:
+    modules = model()
+
+    def loss_of(step: int) -> torch.Tensor:
+        return modules(torch.full((2, 4), float("inf") if step == 3 else 1.0)).mean()
+
+    checkpoints = Checkpoints(places, "_models/m/runs/r/model-0", keep=2)
+    with pytest.raises(DivergedError, match="the loss of step 4 is"):
+        run_steps(
+            modules,
+            loss_of,
+            SETTINGS,
+            checkpoints,
+            progress=lambda done, total: None,
+            is_stopped=lambda: False,
+        )
+    assert all(p.isfinite().all() for p in modules.parameters())

@@ -89,6 +89,7 @@ class TrainedModels:
             content = [
                 settings,
                 judged.query_set,
+                judged.passages,
                 planned.fingerprint.digest,
                 manifest.index_id,
                 manifest.version,
@@ -188,7 +189,8 @@ def _check_agrees(model: TrainableModel, folder: Path, base: EncoderSpec) -> Non
     texts = list(PROBE_TEXTS)
     encoder = Encoder.load(folder, device="cpu", dtype="float32", **base.options)
     served_ND, trained_ND = encoder.encode_queries(texts), model.encoded(model.prepare(texts)).numpy()
-    if (largest := float(np.abs(served_ND - trained_ND).max())) > AGREEMENT:
+    largest = float(np.abs(served_ND - trained_ND).max())
+    if not largest <= AGREEMENT:  # also of NaN
         raise CollectionError(
             f"the vectors of the trained model and of the encoder that serves its files differ by {largest:.1e}",
             field="index",

@@ -6,13 +6,14 @@ state before it, and on nothing else.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scannery.training.errors import StoppedError
+from scannery.training.errors import DivergedError, StoppedError
 from scannery.training.runs.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def run_steps(
 
     Raises:
         StoppedError: it was stopped; the same run goes on later.
+        DivergedError: a loss is no finite number.
 
     """
     import torch
@@ -92,11 +94,17 @@ def run_steps(
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _share(step, settings.steps)
             loss = loss_of(step)
+            value = loss.item()
+            if not math.isfinite(value):
+                raise DivergedError(
+                    f"the loss of step {step + 1} is {value}: its weights are of no use; choose a lower "
+                    "learning_rate, or a lower loss.scale",
+                    field="learning_rate",
+                )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(modules.parameters(), MOST_NORM)
             optimizer.step()
-            value = loss.item()
             seconds += time.perf_counter() - begun_s
             progress(step + 1, settings.steps)
             stopped = is_stopped()

@@ -5,7 +5,9 @@ A run is named by all that decides its numbers, so the same command finds what i
 
 from __future__ import annotations
 
+import hashlib
 import io
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,9 @@ from scannery.training.runs.checkpoints import Checkpoints
 from scannery.training.spec import CheckpointSpec
 
 __all__ = ["RunFolder"]
+
+_LOG = logging.getLogger(__name__)
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +63,44 @@ class RunFolder:
         return Checkpoints(self.stores, f"{self.prefix}/{name}", keep=self.spec.keep)
 
     def result(self, name: str, made: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return an array that was made before, or now, and is kept."""
+        """Return an array that was made before, or now, and is kept where it can be written."""
         key = f"{self.prefix}/{name}.npy"
         for store in self.stores:
             try:
-                array: np.ndarray = np.load(io.BytesIO(store.read(key)), allow_pickle=False)
-                return array
-            except (IndexerError, ValueError, EOFError):  # it is not there, or not whole
+                data = store.read(key)
+            except (IndexerError, OSError):  # it is not there, or another store has it
                 continue
-        result, data = made(), io.BytesIO()
-        np.save(data, result)
+            if (array := _whole_array(data)) is not None:
+                return array
+        result = made()
         for store in self.stores:
-            store.write(key, data.getvalue())
+            try:
+                store.write(key, _with_digest(result))
+            except (IndexerError, OSError) as error:
+                _LOG.warning("%s was not written to %s: %s", key, store.uri, error)
         return result
 
     def remove(self) -> None:
-        """Remove all files of the run, which has its result."""
+        """Remove all files of the run, which has its result; what stays, `ModelRegistry.remove_unused` removes."""
         for store in self.stores:
-            for item in store.list(self.prefix):
-                store.delete(item.key)
+            try:
+                for item in store.list(self.prefix):
+                    store.delete(item.key)
+            except (IndexerError, OSError) as error:
+                _LOG.warning("%s was not removed from %s: %s", self.prefix, store.uri, error)
+
+
+def _with_digest(array: np.ndarray) -> bytes:
+    """Return a file of numpy, followed by its SHA-256."""
+    data = io.BytesIO()
+    np.save(data, array)
+    return data.getvalue() + hashlib.sha256(data.getvalue()).digest()
+
+
+def _whole_array(data: bytes) -> np.ndarray | None:
+    """Return the array that `_with_digest` wrote; None if it is damaged."""
+    content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != digest:
+        return None
+    array: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+    return array
