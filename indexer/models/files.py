@@ -113,8 +113,16 @@ def copy_model(source: Store, target: Store, reference: str) -> EncoderVersion:
             key = version.file_key(path)
             with source.open_checked(key, sha256=file.sha256, size_bytes=file.size_bytes) as stored:
                 target.write_file(key, stored)
+        _copy_values(source, target, version)
         registry.add(version)
     return version
+
+
+def _copy_values(source: Store, target: Store, version: EncoderVersion) -> None:
+    """Copy what the version was worth for each query: without it, another model could not be compared with it."""
+    if version.evaluation is not None:
+        with contextlib.suppress(NotFoundError):
+            target.write(version.evaluation.values, source.read(version.evaluation.values))
 
 
 @contextlib.contextmanager

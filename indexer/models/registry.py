@@ -220,8 +220,18 @@ class ModelRegistry:
         return key
 
     def read_values(self, key: str) -> pa.Table:
-        """Return the values of the queries of an evaluation, by their key; raises NotFoundError, StoreError."""
-        return pq.read_table(io.BytesIO(self._store.read(key)))
+        """Return the values of the queries of an evaluation, by their key.
+
+        Raises:
+            CorruptError: the file is damaged.
+            NotFoundError, StoreError: it cannot be read.
+
+        """
+        data = self._store.read(key)
+        try:
+            return pq.read_table(io.BytesIO(data))
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptError(f"{key} is damaged: {error}") from error
 
     def remove_unused(self, keep: int, *, min_age: timedelta = timedelta(days=1)) -> RemovedModels:
         """Remove versions that no kept version of an index names, and files that no version lists.
