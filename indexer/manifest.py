@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.shard_groups import Shards
+from scannery.indexer.spec.model_reference import stored_reference
 from scannery.indexer.spec.spec import MAX_SHARDS, IndexSpec
 from scannery.runtime.search_modes import Mode
 
@@ -418,6 +419,9 @@ class SearchState(_Record):
     """Version of the model in the registry that was promoted: `NAME@N`; None: none was."""
     query_model: str | None = None
     """`encoder.query_model` of the spec."""
+    documents: str | None = None
+    """Digest of the encoder of documents; None: there is none, or an earlier release, which did not tell it, wrote the
+    state."""
     query_encoder: dict[str, Any] | None = None
     """Fingerprint of the encoder of queries; None: that of documents encodes them, too."""
     fusion: FusionWeight | None = None
@@ -428,6 +432,21 @@ class SearchState(_Record):
     def measured(self) -> tuple[FusionWeight | Relevance | Ranker, ...]:
         """All that holds for certain encoders and a certain analyser only."""
         return tuple(each for each in (self.fusion, self.relevance, self.ranker) if each is not None)
+
+    @property
+    def query_version(self) -> str | None:
+        """Version of the model for queries in the registry, `NAME@N`; None: there is none, or it is elsewhere."""
+        return None if self.query_model is None else stored_reference(self.query_model)
+
+    @property
+    def learned_by(self) -> tuple[str, ...]:
+        """Models of the registry that may be fitted to judged queries, `NAME@N`: that for queries, then `model`."""
+        return tuple(dict.fromkeys(each for each in (self.query_version, self.model) if each is not None))
+
+    @property
+    def name(self) -> str | None:
+        """Name of the state in comparisons: the model that was promoted, else that for queries; None: there is none."""
+        return self.model or self.query_model
 
 
 def _with_components(info: VectorsInfo) -> VectorsInfo:
@@ -520,6 +539,7 @@ class Manifest(_Record):
         return SearchState(
             model=self.model,
             query_model=None if self.spec.encoder is None else self.spec.encoder.query_model,
+            documents=(self.encoder or {}).get("digest"),
             query_encoder=self.query_encoder,
             fusion=self.fusion,
             relevance=self.relevance,

@@ -8,7 +8,7 @@ from scannery.client import Index
 from scannery.indexer import Store, read_manifest
 from scannery.indexer.models.manifest import Difference, ModelVersion, RankingVersion
 from scannery.indexer.models.registry import ModelRegistry
-from scannery.training.gate.evaluation import held_out_values
+from scannery.training.gate.evaluation import held_out_values, with_held_out_values
 from scannery.training.judged import Progress, judged_queries
 from scannery.training.promotion import promoted_state
 from scannery.training.query_side.candidate import Candidate
@@ -37,8 +37,12 @@ def compared_model(
     """
     manifest = read_manifest(store, index.name)
     state = promoted_state(model, manifest)
-    fitted = frozenset(held_out_values(ModelRegistry(store), model.reference))
-    judged = judged_queries(index, files, Path(), progress, fitted=fitted)
+    registry = ModelRegistry(store)
+    fitted = frozenset(held_out_values(registry, state.learned_by))
+    judged = with_held_out_values(
+        judged_queries(index, files, Path(), progress, fitted=fitted),
+        held_out_values(registry, manifest.search_state.learned_by),
+    )
     if isinstance(model, RankingVersion):
         return compared(index, judged, model.ranker)
     return Candidate.registered(index, store, manifest.with_search_state(state)).difference(judged)

@@ -7,7 +7,6 @@ promotions, so that a rollback needs nothing that is not in it, but the files of
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from scannery.indexer import Store
@@ -15,7 +14,6 @@ from scannery.indexer.errors import NotFoundError
 from scannery.indexer.manifest import FusionWeight, Manifest, Ranker, Relevance, SearchState, VectorsInfo
 from scannery.indexer.models.manifest import EncoderVersion, ModelVersion, RankingVersion
 from scannery.indexer.models.registry import ModelRegistry
-from scannery.indexer.spec.model_reference import stored_reference
 from scannery.indexer.versions.creation import promote_index
 from scannery.training.errors import PromotionRefusedError
 
@@ -55,7 +53,7 @@ def promote(store: Store, reference: str, index: str) -> Manifest:
         state = promoted_state(model, parent)
         if parent.model == model.reference:
             return parent
-        _check_compared(model, parent.model)
+        _check_compared(model, parent.search_state.name)
         former = (*parent.former, parent.search_state)[-MAX_FORMER:]
         return parent.with_search_state(state).model_copy(update={"former": former})
 
@@ -138,7 +136,9 @@ def _unlearned(manifest: Manifest) -> SearchState:
 
 
 def _holds(state: SearchState, manifest: Manifest) -> bool:
-    """Return whether all that is known of scores in a state was measured with the encoder and analyser of a version."""
+    """Return whether a state is of the encoder of a version, and measured with its analyser."""
+    if state.documents not in (None, (manifest.encoder or {}).get("digest")):
+        return False
     sides = VectorsInfo(
         dimensions=manifest.dimensions, encoder=manifest.encoder, query_encoder=state.query_encoder
     )
@@ -152,10 +152,10 @@ def _measured_with(each: FusionWeight | Relevance | Ranker) -> tuple[str | None,
 
 def _is_stored(state: SearchState, registry: ModelRegistry) -> bool:
     """Return whether the model for queries of a state can be read, where it lies in the store."""
-    reference = None if state.query_model is None else stored_reference(state.query_model)
-    if reference is not None:
-        with contextlib.suppress(NotFoundError):
-            registry.read_encoder(reference)
-            return True
+    if state.query_version is None:
+        return True
+    try:
+        registry.read_encoder(state.query_version)
+    except NotFoundError:
         return False
     return True

@@ -6,7 +6,7 @@ Shapes: Q queries.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -44,7 +44,7 @@ def evaluation_of(
     earlier = _earlier(registry, name, target.query_set)
     return Evaluation(
         query_set=target.query_set,
-        compared_with=manifest.model,
+        compared_with=manifest.search_state.name,
         earlier=earlier,
         target=difference,
         guards=dict(guards),
@@ -53,13 +53,23 @@ def evaluation_of(
     )
 
 
-def held_out_values(registry: ModelRegistry, model: str | None) -> dict[str, float]:
-    """Return nDCG@10 of the questions that a promoted model was fitted to, while they were held out, by their digests.
+def held_out_values(registry: ModelRegistry, models: Iterable[str]) -> dict[str, float]:
+    """Return nDCG@10 of the questions that models were fitted to, while they were held out, by their digests.
 
     None are known of models that the store does not have any more.
+
+    Args:
+        registry: of the models.
+        models: of one state, as `SearchState.learned_by`; of a question of several, the value of the last one.
+
+    Raises:
+        CorruptError, FormatError: a model, or its values, cannot be read.
+
     """
-    if model is None:
-        return {}
+    return {question: value for model in models for question, value in _values_of(registry, model).items()}
+
+
+def _values_of(registry: ModelRegistry, model: str) -> dict[str, float]:
     try:
         evaluation = registry.read(model).evaluation
         table = None if evaluation is None else registry.read_values(evaluation.values)

@@ -16,7 +16,6 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.models.files import write_model_files
 from scannery.indexer.models.manifest import EncoderVersion
 from scannery.indexer.models.registry import ModelRegistry
-from scannery.indexer.spec.model_reference import stored_reference
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.errors import CollectionError
 from scannery.training.gate.evaluation import evaluation_of, held_out_values, with_held_out_values
@@ -59,15 +58,15 @@ def train_query_side(
     name = read_aliases(store).get(spec.index, spec.index)
     index, manifest = client.index(name), read_manifest(store, name)
     registry = ModelRegistry(store)
-    target = judged_queries(index, spec.evaluate, folder)
-    target = with_held_out_values(target, held_out_values(registry, manifest.model))
+    values = held_out_values(registry, manifest.search_state.learned_by)
+    target = with_held_out_values(judged_queries(index, spec.evaluate, folder), values)
     if len(target.texts) < FOLDS:
         raise CollectionError(
             f"{len(target.texts)} judged queries are too few to fit anything; judge at least 50",
             field="qrels",
         )
     guards = {
-        each.name: judged_queries(index, each, folder, fitted=target.questions)
+        each.name: with_held_out_values(judged_queries(index, each, folder, fitted=target.questions), values)
         for each in spec.evaluate.guards
     }
     base = _base_of(manifest, registry)
@@ -123,10 +122,10 @@ def _base_of(manifest: Manifest, registry: ModelRegistry) -> EncoderSpec:
         raise CollectionError(
             f"index {manifest.index!r} has no encoder, whose side of queries could be trained", field="index"
         )
-    reference = None if encoder.query_model is None else stored_reference(encoder.query_model)
-    if reference is None:
+    version = manifest.search_state.query_version
+    if version is None:
         return encoder.queries
-    base = registry.read_encoder(reference).base
+    base = registry.read_encoder(version).base
     return encoder.documents if base in (None, encoder.model) else _with_query_model(encoder, base)
 
 

@@ -55,14 +55,21 @@ def train_ranking(
     index, manifest = client.index(name), read_manifest(store, name)
     fusion = measured_fusion(manifest)
     registry = ModelRegistry(store)
-    values = held_out_values(registry, manifest.model)
+    state = manifest.search_state
     # Vectors of queries that the encoder was fitted to are better than those of others will be.
-    encoded = frozenset(values) if manifest.query_encoder is not None else frozenset()
+    encoded = frozenset(held_out_values(registry, filter(None, [state.query_version])))
+    values = {
+        question: value
+        for question, value in held_out_values(registry, state.learned_by).items()
+        if question not in encoded
+    }
     target = judged_queries(index, spec.evaluate, folder, progress, fitted=encoded)
     target = with_held_out_values(target, values)
     fitted = fitted_ranker(index, manifest, fusion, target, seed=spec.seed)
     guards = {
-        each.name: judged_queries(index, each, folder, progress, fitted=target.questions)
+        each.name: with_held_out_values(
+            judged_queries(index, each, folder, progress, fitted=target.questions), values
+        )
         for each in spec.evaluate.guards
     }
     evaluation = evaluation_of(
