@@ -126,9 +126,8 @@ def build(
     with working(store, spec.index) as lease:
         parent = _hold_parent(store, spec.index, lease)
         began_at = parent.log_sequence if parent is not None else 0
-        spec = with_headings(spec if files or parent is None else parent.spec, parent, files)
-        spec = with_query_model(spec, parent)
-        allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
+        unpromoted = with_headings(spec if files or parent is None else _unpromoted(parent), parent, files)
+        spec = with_query_model(unpromoted, parent)
         parts, limit = cut_input(files, spec, progress, _memory(mode, files, store, spec.index))
         engine = _engine(spec, store, runner, runner_options, accelerator)
         recall_queries = None if queries is None else read_queries(queries, _query_encoder(spec, engine))
@@ -148,7 +147,9 @@ def build(
                 log_after=began_at,
                 lease=lease.key,
                 deletes=len(gone),
-                max_dead_letters=allowed,
+                max_dead_letters=spec.source.max_dead_letters
+                if max_dead_letters is None
+                else max_dead_letters,
                 started_at=clock.started_at,
                 plan_seconds=clock.laps["plan"],
             )
@@ -176,6 +177,8 @@ def build(
                     raise
                 _LOG.info("%s; starting again from the current version", error)
                 parent = hold_current(store, spec.index, lease, units=held)
+                # Another model for queries may have been promoted: publishing takes over that of the current version.
+                spec = unpromoted
                 if before is not None and parent is not None and parent.log_sequence < began_at:
                     # A build that began earlier has committed: updates sealed before this build are in the log again.
                     before(store, spec.index)
@@ -191,6 +194,14 @@ def build(
         seconds=seconds,
         errors_allowed=job.max_dead_letters is not None,
     )
+
+
+def _unpromoted(parent: Manifest) -> IndexSpec:
+    """Return the spec of a version as a build file has it: without the model for queries that was promoted."""
+    encoder = parent.spec.encoder
+    if encoder is None or parent.model is None:
+        return parent.spec
+    return parent.spec.model_copy(update={"encoder": encoder.documents})
 
 
 def _memory(mode: str, files: Sequence[InputFile], store: Store, index: str) -> CutMemory | None:

@@ -21,7 +21,7 @@ from scannery.indexer.manifest import (
     stored_vectors,
     vectors_key,
 )
-from scannery.indexer.spec.spec import IndexSpec, LexicalSpec, NamedVectorSpec
+from scannery.indexer.spec.spec import EncoderSpec, IndexSpec, LexicalSpec, NamedVectorSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
@@ -135,9 +135,16 @@ def with_query_model(spec: IndexSpec, parent: Manifest | None) -> IndexSpec:
     if parent is None or parent.model is None:
         return spec
     old, new = parent.spec.encoder, spec.encoder
-    if old is None or new is None or new.query_model is not None or old.documents != new:
+    if old is None or new is None or new.query_model is not None or not _are_alike(old.documents, new):
         return spec
-    return spec.model_copy(update={"encoder": old})
+    encoder = new.model_copy(update={"query_model": old.query_model})
+    return spec.model_copy(update={"encoder": encoder})
+
+
+def _are_alike(first: EncoderSpec, second: EncoderSpec) -> bool:
+    """Return whether two encoders make equal vectors, wherever they run."""
+    options = {"device", "dtype"}
+    return first.model_dump(exclude=options) == second.model_dump(exclude=options)
 
 
 def _created_before(store: Store, index: str, request_id: str) -> Manifest | None:

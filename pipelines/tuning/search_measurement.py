@@ -104,9 +104,12 @@ def _learned(parent: Manifest | None, manifest: Manifest) -> dict[str, Any]:
     """Return the fields for what was promoted, as far as it holds for the encoders and the analyser of a version."""
     if parent is None:
         return {}
-    if parent.measured_with != manifest.measured_with:
-        return {"former": parent.former}
-    return {"ranker": parent.ranker, "model": parent.model, "former": parent.former}
+    if parent.measured_with == manifest.measured_with:
+        return {"ranker": parent.ranker, "model": parent.model, "former": parent.former}
+    before, now = parent.search_state, manifest.search_state
+    keeps_queries = before.model is not None and before.query_model == now.query_model
+    # With another analyser the order is gone; what encodes queries is still what was promoted, and can be rolled back.
+    return {"model": now.query_version if keeps_queries else None, "former": parent.former}
 
 
 def lost_measurements(manifest: Manifest) -> bool:
