@@ -18,7 +18,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ __all__ = [
     "agreed_dtype",
     "agreed_encoder",
     "both_sides",
+    "encoder_sources",
     "load_encoder",
     "planned_encoders",
     "recipe_of",
@@ -147,6 +148,15 @@ def planned_encoders(spec: IndexSpec, store: str | None) -> dict[str, PlannedEnc
     """Return the encoders of a spec, also those of queries alone, by their recipes; `store` as of `PlannedEncoder`."""
     sides = (side for encoder in spec.encoders.values() for side in encoder.sides)
     return {recipe_of(side): PlannedEncoder(side, store) for side in sides}
+
+
+def encoder_sources(spec: IndexSpec, store: str | None) -> dict[str, Callable[[], TextEncoder]]:
+    """Return what loads the encoder of the vectors of each name, both sides of it; `store` as of `PlannedEncoder`."""
+    planned = planned_encoders(spec, store)
+    return {
+        name: partial(both_sides, each, lambda side: planned[recipe_of(side)].load())
+        for name, each in spec.encoders.items()
+    }
 
 
 _LOG = logging.getLogger(__name__)

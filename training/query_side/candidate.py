@@ -8,7 +8,7 @@ Shapes: Q queries, D dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from scannery.indexer.manifest import Manifest, Ranker, SearchState
 from scannery.indexer.models.manifest import Difference
 from scannery.indexer.spec.model_reference import STORE_PREFIX
 from scannery.indexer.spec.spec import EncoderSpec
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder, encoder_sources
 from scannery.pipelines.tuning.search_measurement import with_measured_search
 from scannery.training.gate.decision import difference_of
 from scannery.training.judged import Judged, searched_gains
@@ -66,9 +66,7 @@ class Candidate:
         assert spec.encoder is not None
         encoder = Encoder.load(folder, label=_LABEL, device=base.device, **base.options)
         version = manifest.model_copy(update={"query_encoder": encoder.fingerprint.to_dict(), "ranker": None})
-        sources: dict[str, Callable[[], Any]] = {
-            name: PlannedEncoder(each, store.uri).load for name, each in spec.encoders.items()
-        }
+        sources = encoder_sources(spec, store.uri)
         documents = PlannedEncoder(spec.encoder.documents, store.uri)
         sources[""] = lambda: SidedEncoder(queries=encoder, documents=documents.load())
         fingerprint = Encoder.load(folder, label=_LABEL, device="cpu").fingerprint
