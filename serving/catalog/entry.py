@@ -11,6 +11,7 @@ from scannery.indexer import LeaseHolder, Manifest
 from scannery.live.live_index import LiveIndex
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.live.memtable import LiveState
+from scannery.runtime.errors import ServingError
 from scannery.runtime.retry import Deadline, RetryState
 from scannery.runtime.sharing import SharedMarks
 from scannery.serving.catalog.held_snapshots import Holds
@@ -107,17 +108,16 @@ class CatalogEntry:
 
     def _replaced_encoders(self, manifest: Manifest) -> list[str]:
         """Return the names whose encoders differ from those of the open version, if these work."""
-        if (
-            self.snapshot is None
-            or self.encoder.failures
-            or self.snapshot.manifest.index_id != manifest.index_id
-        ):
+        current = self.snapshot
+        if current is None or current.manifest.index_id != manifest.index_id:
             return []
         before, now = (
             {name: (spec, each.vectors[name]) for name, spec in each.spec.encoders.items()}
-            for each in (self.snapshot.manifest, manifest)
+            for each in (current.manifest, manifest)
         )
-        return [name for name in before.keys() & now.keys() if before[name] != now[name]]
+        replaced = [name for name in before.keys() & now.keys() if before[name] != now[name]]
+        # One that failed may work by now: an encoder process that started later than this server.
+        return [name for name in replaced if not self.encoder.failures or _works(current, name)]
 
     def may_need_maintenance(self, now_s: float) -> bool:
         """Return whether `maintain` may find something to do; cheap."""
@@ -169,6 +169,15 @@ def _warm_up(snapshot: Snapshot, name: str) -> None:
     encoder.encode(["warm"])
     if len(snapshot.manifest.spec.encoders[name].sides) > 1:
         encoder.encode_documents(["warm"], Deadline.after(None), path="texts")
+
+
+def _works(snapshot: Snapshot, name: str) -> bool:
+    """Return whether an encoder can be used."""
+    try:
+        _warm_up(snapshot, name)
+    except ServingError:
+        return False
+    return True
 
 
 def _position(state: LiveState) -> tuple[int, int]:

@@ -126,6 +126,35 @@ def test_an_encoder_process_may_come_later_than_the_version(store: Path, query_m
                 assert scores(index) == pytest.approx(exact(queries), abs=2e-3)
 
 
+@pytest.mark.system
+def test_an_encoder_that_began_to_work_after_the_server_is_not_replaced_by_one_that_does_not(
+    store: Path, query_model: Path
+) -> None:
+    queries = Encoder.load(query_model, device="cpu")
+    config = EncoderConfig(models=(MINILM,), listen="127.0.0.1:0", device="cpu")
+    with EncoderServer(config) as process:
+        address = process.address
+    with (
+        serving(store, encoder=RemoteConfig(address=address)) as server,
+        scannery.connect(server.address) as client,
+    ):
+        index = client.index("texts")
+        assert "texts for index" in index.stats().problem or "cannot be encoded" in index.stats().problem
+        with EncoderServer(replace(config, listen=address)):
+            wait_until(lambda: answered(index, "a first text"))
+            with_query_model(store, query_model, queries.fingerprint.to_dict())
+            wait_until(lambda: "version 2 cannot be opened" in index.stats().problem)
+            assert index.stats().version == 1
+            assert answered(index, "another text")
+
+
+def answered(index: scannery.Index, text: str) -> bool:
+    try:
+        return bool(index.search(text, 1))
+    except scannery.ScanneryError:
+        return False
+
+
 class Clock:
     def __init__(self) -> None:
         self.now_s = 1000.0
