@@ -39,8 +39,13 @@ def promote(store: Store, reference: str, index: str) -> Manifest:
     """
     model = ModelRegistry(store).read(reference)
     if isinstance(model, EncoderVersion) and model.search is None:
+        why = (
+            "encodes documents, too"
+            if model.kind == "encoder"
+            else "was not trained on the queries of an index"
+        )
         raise PromotionRefusedError(
-            f"model {model.reference} was not trained on the queries of an index: build an index whose spec has "
+            f"model {model.reference} {why}: build an index whose spec has "
             f"`encoder: {{{model.spec_key}: {model.spec_reference}}}`, and move an alias to it",
             field="model",
         )

@@ -37,13 +37,36 @@ class EvaluationSpec(JudgedQueries):
 
     guards: list[GuardSpec] = Field(default_factory=list)
     """Other kinds of queries of the same index."""
+    sample: Annotated[int, Field(ge=1000, le=10_000_000)] = 10_000
+    """Passages at most that a new encoder of documents embeds to be compared."""
+
+
+Weight = Annotated[float, Field(ge=0, le=1000)]
+
+
+class SignalsSpec(SpecModel):
+    """Weights of what gives the pairs that an encoder is trained by; what gives none is left out."""
+
+    judged: Weight = 1.0
+    """A judged query, and the best passage of a document that answers it."""
+    title_passage: Weight = 1.0
+    """A title, and a passage of its document without it."""
+    question_answer: Weight = 1.0
+    """A question in a passage, and what follows it."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights by the name of the signal."""
+        weights: dict[str, float] = self.model_dump()
+        return weights
 
 
 class LossSpec(SpecModel):
-    """What the encoder of queries is fitted by."""
+    """What an encoder is fitted by."""
 
-    scale: Annotated[float, Field(gt=0, le=1000)] = 40.0
-    """What scores are multiplied by before their softmax: the higher, the more the first few documents matter."""
+    scale: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """What scores are multiplied by before their softmax: the higher, the more the first few documents matter; default:
+    40 where queries alone are encoded anew, else 20."""
 
 
 class CheckpointSpec(SpecModel):
@@ -66,12 +89,17 @@ class TrainingSpec(SpecModel):
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
     """Seed of everything random."""
     steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Steps of a training of an encoder; default: so many that each query is seen eight times, at least 16."""
-    batch: Annotated[int, Field(ge=1, le=65536)] = 64
-    """Queries of a step at most."""
+    """Steps of a training of an encoder; default: of queries alone so many that each is seen eight times, at least 16;
+    of both sides 30."""
+    batch: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Queries or pairs of a step at most; default: 64 queries where queries alone are encoded anew, else 32 pairs."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 5e-5
     """Highest learning rate, which is reached after a tenth of the steps and falls to 0."""
     loss: LossSpec = LossSpec()
+    signals: SignalsSpec = SignalsSpec()
+    average_with_base: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the trained weights in those of a trained encoder of documents; the remainder is the model that it was
+    trained from."""
     checkpoint: CheckpointSpec = CheckpointSpec()
 
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from scannery.embed.cache_folders import cache_folder, is_ours, make_cache_folder
 from scannery.embed.devices.cores import on_one_core
@@ -36,7 +36,10 @@ from scannery.embed.models.model_files import (
 )
 from scannery.embed.tokenization import Tokens, tokens_for
 
-__all__ = ["ModelOptions", "load_model", "recalled", "tokens_of"]
+__all__ = ["ModelOptions", "Side", "load_model", "prompt_of", "recalled", "tokens_of"]
+
+Side: TypeAlias = Literal["query", "document"]
+"""What texts are encoded as."""
 
 
 _LIBRARIES = ("sentence-transformers", "transformers", "tokenizers", "safetensors", "torch")
@@ -222,8 +225,8 @@ def _load_by_library(
         modules=tuple(type(module).__name__ for module in modules),
         dimensions=_dimensions(modules, options.dimensions),
         max_tokens=_max_tokens(modules),
-        query_prompt=_prompt(modules, options.query_prompt, ("query",)),
-        document_prompt=_prompt(modules, options.document_prompt, ("document", "passage", "corpus")),
+        query_prompt=prompt_of(modules, "query", options.query_prompt),
+        document_prompt=prompt_of(modules, "document", options.document_prompt),
     )
     cached.remember(fingerprint)
     _take_notes(modules, fingerprint, folder, cached)
@@ -301,9 +304,12 @@ def _dimensions(model: Any, dimensions: int | None) -> int:
     return dimensions
 
 
-def _prompt(model: Any, prompt: str | None, names: tuple[str, ...]) -> str:
+_PROMPTS: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+def prompt_of(model: Any, side: Side, prompt: str | None) -> str:
     """Return the given prompt, else the one that SentenceTransformer.encode_query or encode_document would use."""
     if prompt is not None:
         return prompt
-    name = next((name for name in names if name in model.prompts), model.default_prompt_name)
+    name = next((name for name in _PROMPTS[side] if name in model.prompts), model.default_prompt_name)
     return str(model.prompts.get(name) or "")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scannery.embed.library_imports import quiet
-from scannery.embed.models.loading import ModelOptions
+from scannery.embed.models.loading import ModelOptions, Side, prompt_of
 from scannery.embed.models.model_files import load_modules
-from scannery.embed.tokenization import tokens_for
+from scannery.embed.tokenization import Tokens, tokens_for
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ TEXTS_AT_ONCE = 64
 
 
 class TrainableModel:
-    """A sentence-transformers model as it encodes queries, with gradients."""
+    """A sentence-transformers model as it encodes queries and documents, with gradients."""
 
     def __init__(self, folder: Path, options: ModelOptions, device: str) -> None:
         """Load a model.
@@ -47,27 +47,35 @@ class TrainableModel:
         self.modules.to(device).requires_grad_(True)
         self._device = device
         self._dimensions = options.dimensions or self.modules.truncate_dim
-        prompts = self.modules.prompts
-        name = "query" if "query" in prompts else self.modules.default_prompt_name
-        prompt = prompts.get(name) if options.query_prompt is None else options.query_prompt
-        self._tokens = tokens_for(self.modules, prompt or None, "query")
+        prompts: dict[Side, str | None] = {
+            "query": options.query_prompt, "document": options.document_prompt,
+        }  # fmt: skip
+        self._tokens: dict[Side, Tokens] = {
+            side: tokens_for(self.modules, prompt_of(self.modules, side, prompt) or None, side)
+            for side, prompt in prompts.items()
+        }
 
-    def prepare(self, texts: Sequence[str]) -> list[Any]:
+    @property
+    def device_type(self) -> str:
+        """Kind of the device, as torch names it: `cpu`, `cuda`."""
+        return self._device.partition(":")[0]
+
+    def prepare(self, texts: Sequence[str], side: Side = "query") -> list[Any]:
         """Return the tokens of texts, as `vectors` takes them."""
-        return list(self._tokens.prepare(texts).items)
+        return list(self._tokens[side].prepare(texts).items)
 
-    def vectors(self, items: Sequence[Any]) -> torch.Tensor:
+    def vectors(self, items: Sequence[Any], side: Side = "query") -> torch.Tensor:
         """Return the vectors of prepared texts with their gradients, float32 (B, D); dropout as the modules' mode."""
         import torch
 
         features = {
             name: value.to(self._device) if torch.is_tensor(value) else value
-            for name, value in self._tokens.collate(items).items()
+            for name, value in self._tokens[side].collate(items).items()
         }
-        vectors_BD: torch.Tensor = self.modules(features, task="query")["sentence_embedding"]
+        vectors_BD: torch.Tensor = self.modules(features, task=side)["sentence_embedding"]
         return vectors_BD[:, : self._dimensions].float()
 
-    def encoded(self, items: Sequence[Any]) -> torch.Tensor:
+    def encoded(self, items: Sequence[Any], side: Side = "query") -> torch.Tensor:
         """Return the vectors of prepared texts without gradients and dropout, float32 (B, D), on the CPU."""
         import torch
 
@@ -77,9 +85,22 @@ class TrainableModel:
         with self._evaluating(), torch.inference_mode():
             for start in range(0, len(order), TEXTS_AT_ONCE):
                 some = [items[number] for number in order[start : start + TEXTS_AT_ONCE]]
-                parts.append(self.vectors(some).cpu())
+                parts.append(self.vectors(some, side).cpu())
         vectors_BD = torch.cat(parts)
         return vectors_BD[torch.argsort(torch.tensor(order))]
+
+    def mix(self, folder: Path, share: float) -> None:
+        """Set the weights to a share of theirs, and the remainder of those of a model with equal modules in a folder.
+
+        Raises:
+            InvalidModelError: as `load_modules`.
+
+        """
+        import torch
+
+        with torch.no_grad():
+            for mixed, base in zip(self.modules.parameters(), load_modules(folder).parameters(), strict=True):
+                mixed.lerp_(base.to(mixed.device), 1 - share)
 
     def save(self, folder: Path) -> None:
         """Write the model to a folder that `Encoder.load` reads."""

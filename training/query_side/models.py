@@ -16,9 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from scannery.embed import Encoder
-from scannery.embed.encoder import PROBE_TEXTS
-from scannery.embed.models.loading import ModelOptions
 from scannery.embed.models.trainable import TrainableModel
 from scannery.indexer import Store
 from scannery.indexer.manifest import Manifest
@@ -26,6 +23,7 @@ from scannery.indexer.reader import open_manifest
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.training.exports import save_checked, torch_device, trainable
 from scannery.training.judged import Judged, Progress
 from scannery.training.query_side.fitting import QuerySteps, TrainingQuery
 from scannery.training.query_side.rows import ScoredRows, read_rows
@@ -37,11 +35,11 @@ __all__ = ["FOLDS", "TrainedModels"]
 
 FOLDS = 4
 """Parts of the judged queries, each of which is held out of one training."""
+BATCH, SCALE = 64, 40.0
+"""Queries of a step, and scale of scores, by default."""
 LEAST_STEPS = 16
 EPOCHS = 8
 """Times that each query is seen by default."""
-AGREEMENT = 1e-5
-"""Largest difference of a component between the trained model and the encoder that serves its files."""
 
 
 @dataclass(eq=False)
@@ -76,12 +74,12 @@ class TrainedModels:
         """Give what is trained, while the files of the model that it begins with stay."""
         relevant = {key for keys in judged.relevant.values() for key in keys}
         rows = read_rows(open_manifest(store, manifest), relevant, passages=judged.passages, seed=spec.seed)
-        batch = min(spec.batch, len(judged.texts))
+        batch = min(spec.batch or BATCH, len(judged.texts))
         settings = {
             "steps": spec.steps or max(LEAST_STEPS, -(-EPOCHS * len(judged.texts) // batch)),
             "batch": batch,
             "learning_rate": spec.learning_rate,
-            "scale": spec.loss.scale,
+            "scale": spec.loss.scale or SCALE,
             "seed": spec.seed,
         }
         planned = PlannedEncoder(base, store.uri)
@@ -121,8 +119,7 @@ class TrainedModels:
         model = self._trained(FOLDS, list(self.judged.texts))
         with tempfile.TemporaryDirectory(prefix="scannery-model-") as folder:
             path = Path(folder, "model")
-            model.save(path)
-            _check_agrees(model, path, self.base)
+            save_checked(model, path, self.base)
             yield path
 
     def remove(self) -> None:
@@ -131,8 +128,7 @@ class TrainedModels:
 
     def _trained(self, number: int, names: Sequence[str]) -> TrainableModel:
         """Return a model that was fitted to some queries."""
-        device = _torch_device(self.base.device)
-        model = TrainableModel(self.base_folder, _options_of(self.base), device)
+        model = trainable(self.base_folder, self.base)
         settings = self.settings
         steps = QuerySteps(
             model,
@@ -142,7 +138,7 @@ class TrainedModels:
             scale=settings["scale"],
             batch=settings["batch"],
             seed=settings["seed"],
-            device=device,
+            device=torch_device(self.base.device),
         )
         total = settings["steps"]
 
@@ -170,28 +166,3 @@ class TrainedModels:
             raise CollectionError("no judged query has a relevant document with a vector", field="qrels")
         tokens = model.prepare([self.judged.texts[name] for name in used])
         return [TrainingQuery(each, answered[name]) for each, name in zip(tokens, used, strict=True)]
-
-
-def _options_of(spec: EncoderSpec) -> ModelOptions:
-    return ModelOptions(**spec.options)
-
-
-def _torch_device(device: str) -> str:
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
-
-
-def _check_agrees(model: TrainableModel, folder: Path, base: EncoderSpec) -> None:
-    """Raise CollectionError if the encoder that serves the files of a trained model makes other vectors than it."""
-    texts = list(PROBE_TEXTS)
-    encoder = Encoder.load(folder, device="cpu", dtype="float32", **base.options)
-    served_ND, trained_ND = encoder.encode_queries(texts), model.encoded(model.prepare(texts)).numpy()
-    largest = float(np.abs(served_ND - trained_ND).max())
-    if not largest <= AGREEMENT:  # also of NaN
-        raise CollectionError(
-            f"the vectors of the trained model and of the encoder that serves its files differ by {largest:.1e}",
-            field="index",
-        )

@@ -30,9 +30,10 @@ def train(
     ],
     store: StoreOption,
     kind: Annotated[
-        Literal["ranking", "query_side"],
+        Literal["ranking", "query_side", "encoder"],
         typer.Option(
-            help="What is trained: the order of hybrid hits, or the encoder of queries with such an order."
+            help="What is trained: the order of hybrid hits, the encoder of queries with such an order, or the encoder "
+            "of queries and passages, for another index."
         ),
     ] = "ranking",
     timeout: TimeoutOption = 60.0,
@@ -54,25 +55,33 @@ def train(
 
             model = train_ranking(opened, client, training, folder, bar)
         else:
-            from scannery.training.query_side.training import train_query_side
-
+            train_model = _training_of(kind)
             with _stopping() as is_stopped:
-                model = train_query_side(
-                    opened, client, training, folder, progress=bar, is_stopped=is_stopped
-                )
+                model = train_model(opened, client, training, folder, progress=bar, is_stopped=is_stopped)
     if as_json:
         print_json(model.model_dump(mode="json"))
         return
     print_model(model)
-    if model.evaluation is not None and not model.evaluation.refused:
+    if model.kind != "encoder" and model.evaluation is not None and not model.evaluation.refused:
         typer.echo(
             f"Promote it: scannery model promote {model.reference} --index {training.index} --store "
             f"{shlex.quote(store)}"
         )
 
 
-_STEPS = {"ranking": "asked", "query_side": "trained"}
+_STEPS = {"ranking": "asked", "query_side": "trained", "encoder": "trained"}
 """What the bar of each kind counts."""
+
+
+def _training_of(kind: Literal["query_side", "encoder"]) -> Callable[..., EncoderVersion]:
+    """Return what trains an encoder; imported here, since it imports torch."""
+    if kind == "encoder":
+        from scannery.training.encoder.training import train_encoder
+
+        return train_encoder
+    from scannery.training.query_side.training import train_query_side
+
+    return train_query_side
 
 
 @contextmanager
@@ -108,6 +117,8 @@ def print_model(model: ModelVersion) -> None:
         typer.echo(f"nDCG@10, by cross-validation: {difference_text(model.evaluation.target)}")
         for name, guard in model.evaluation.guards.items():
             typer.echo(f"guard {name}: {difference_text(guard)}")
+    if (sample := model.training.get("sample")) is not None:
+        typer.echo(f"compared on {sample['passages']:,} of {sample['of']:,} passages")
     if (dense := model.training.get("dense")) is not None:
         typer.echo(f"by vector alone: {difference_text(Difference.model_validate(dense))}")
     ranker = _ranker_of(model)
