@@ -111,17 +111,6 @@ class ModelRegistry:
             except (CorruptError, FormatError) as error:
                 yield number, error
 
-    def read_ranking(self, reference: str) -> RankingVersion:
-        """Return a version that orders hits; InvalidSpecError if it is of another kind, others as `read`."""
-        version = self.read(reference)
-        if not isinstance(version, RankingVersion):
-            raise InvalidSpecError(
-                f"model {version.reference} encodes texts, and orders no hits: build an index whose spec has "
-                f"`encoder: {{{version.spec_key}: {version.spec_reference}}}`",
-                field="model",
-            )
-        return version
-
     def read_encoder(self, reference: str) -> EncoderVersion:
         """Return a version that encodes texts; InvalidSpecError if it is of another kind, others as `read`."""
         version = self.read(reference)

@@ -15,10 +15,11 @@ from scannery.indexer.errors import NotFoundError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.models.manifest import Difference, Evaluation
 from scannery.indexer.models.registry import ModelRegistry
+from scannery.indexer.spec.model_reference import stored_reference
 from scannery.training.gate.decision import difference_of, reasons_against
 from scannery.training.judged import Judged, question_digest
 
-__all__ = ["evaluation_of", "held_out_values", "with_held_out_values"]
+__all__ = ["encoded_questions", "evaluation_of", "held_out_values", "with_held_out_values"]
 
 
 def evaluation_of(
@@ -78,6 +79,20 @@ def _values_of(registry: ModelRegistry, model: str) -> dict[str, float]:
     if table is None or "question" not in table.column_names:
         return {}
     return dict(zip(table["question"].to_pylist(), table["candidate"].to_pylist(), strict=True))
+
+
+def encoded_questions(registry: ModelRegistry, manifest: Manifest) -> frozenset[str]:
+    """Return the questions that the encoder of documents of a version was fitted to, by their digests.
+
+    No model is held out of these: what is learned with that encoder is too good for them.
+
+    Raises:
+        CorruptError, FormatError: the model, or its values, cannot be read.
+
+    """
+    encoder = manifest.spec.encoder
+    reference = None if encoder is None else stored_reference(encoder.model)
+    return frozenset() if reference is None else frozenset(_values_of(registry, reference))
 
 
 def with_held_out_values(judged: Judged, values: Mapping[str, float]) -> Judged:

@@ -18,7 +18,12 @@ from scannery.indexer.models.manifest import EncoderVersion
 from scannery.indexer.models.registry import ModelRegistry
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.errors import CollectionError
-from scannery.training.gate.evaluation import evaluation_of, held_out_values, with_held_out_values
+from scannery.training.gate.evaluation import (
+    encoded_questions,
+    evaluation_of,
+    held_out_values,
+    with_held_out_values,
+)
 from scannery.training.judged import Progress, judged_queries
 from scannery.training.query_side.candidate import Candidate, dense_difference
 from scannery.training.query_side.models import FOLDS, TrainedModels
@@ -59,7 +64,8 @@ def train_query_side(
     index, manifest = client.index(name), read_manifest(store, name)
     registry = ModelRegistry(store)
     values = held_out_values(registry, manifest.search_state.learned_by)
-    target = with_held_out_values(judged_queries(index, spec.evaluate, folder), values)
+    target = judged_queries(index, spec.evaluate, folder, fitted=encoded_questions(registry, manifest))
+    target = with_held_out_values(target, values)
     if len(target.texts) < FOLDS:
         raise CollectionError(
             f"{len(target.texts)} judged queries are too few to fit anything; judge at least 50",

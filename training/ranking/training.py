@@ -22,7 +22,12 @@ from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.tuning.foreign_questions import foreign_questions
 from scannery.pipelines.tuning.relevance_curves import HITS, Samples, fitted_curve
 from scannery.training.gate.decision import difference_of
-from scannery.training.gate.evaluation import evaluation_of, held_out_values, with_held_out_values
+from scannery.training.gate.evaluation import (
+    encoded_questions,
+    evaluation_of,
+    held_out_values,
+    with_held_out_values,
+)
 from scannery.training.judged import AsQuery, Judged, Progress, as_text, judged_queries
 from scannery.training.ranking.fitting import FOLDS, cross_validated, fitted_weights, gains_of
 from scannery.training.ranking.samples import BALANCE, Sample, best_documents, best_scores, read_samples
@@ -57,7 +62,8 @@ def train_ranking(
     registry = ModelRegistry(store)
     state = manifest.search_state
     # Vectors of queries that the encoder was fitted to are better than those of others will be.
-    encoded = frozenset(held_out_values(registry, filter(None, [state.query_version])))
+    encoded = encoded_questions(registry, manifest)
+    encoded |= frozenset(held_out_values(registry, filter(None, [state.query_version])))
     values = {
         question: value
         for question, value in held_out_values(registry, state.learned_by).items()

@@ -17,6 +17,8 @@ from scannery.pipelines import build, building
 from scannery.pipelines.execution.run import execute
 from scannery.pipelines.planning.planned_encoder import encoder_sources
 from scannery.training.errors import PromotionRefusedError
+from scannery.training.gate.evaluation import encoded_questions
+from scannery.training.judged import question_digest
 from scannery.training.promotion import promote, promoted_state, rollback
 from tests.cli.models.test_query_side import (
     NAME,
@@ -234,3 +236,13 @@ def test_named_vectors_are_measured_with_their_model_for_queries(copy: Path) -> 
     [vector_D] = sources["title"]().encode_queries(["chess and prices"])
     assert np.allclose(vector_D, query_vector(copy, NAME, "chess and prices"), atol=1e-5)
     assert not np.allclose(vector_D, sources[""]().encode_queries(["chess and prices"])[0], atol=1e-2)
+
+
+def test_questions_that_the_encoder_of_documents_was_fitted_to_are_known(copy: Path) -> None:
+    registry, manifest = ModelRegistry(Store.open(copy)), current(copy)
+    assert encoded_questions(registry, manifest) == frozenset()
+    assert manifest.spec.encoder is not None
+    encoder = manifest.spec.encoder.model_copy(update={"model": "store:animals@1"})
+    built_with = manifest.model_copy(update={"spec": manifest.spec.model_copy(update={"encoder": encoder})})
+    questions = {question_digest(f"{topic} and {side}") for topic in TOPICS for side in SIDES}
+    assert encoded_questions(registry, built_with) == questions

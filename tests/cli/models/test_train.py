@@ -146,6 +146,12 @@ def test_a_ranker_is_trained_promoted_kept_by_writes_and_rolled_back(
     assert main(["model", "rollback", "-i", "talks", *where]) == 3
 
 
+def ranking_of(registry: ModelRegistry, reference: str) -> RankingVersion:
+    version = registry.read(reference)
+    assert isinstance(version, RankingVersion)
+    return version
+
+
 def copy_of(model: RankingVersion, name: str, number: int, compared_with: str | None) -> RankingVersion:
     """Return a version of a model with the weights of another one, compared with some order."""
     return model.model_copy(
@@ -173,7 +179,7 @@ def test_a_model_that_was_compared_with_another_order_is_refused(
     former = tuple(SearchState(model=f"animals@{number}") for number in range(1, 40))
     promote_index(Store.open(store), "talks", lambda parent: parent.model_copy(update={"former": former}))
     registry = ModelRegistry(Store.open(store))
-    first = registry.read_ranking("animals@1")
+    first = ranking_of(registry, "animals@1")
     registry.register("birds", lambda number: copy_of(first, "birds", number, "animals@2"))
     assert main(["model", "promote", "birds", "-i", "talks", *where]) == 0
     after = current(store)
@@ -185,7 +191,7 @@ def test_a_rollback_brings_the_model_before_back(store: Path, tmp_path: Path) ->
     spec, where = judged(tmp_path, short_talk), ("--store", str(store))
     assert main(["train", str(spec), *where]) == 0
     registry = ModelRegistry(Store.open(store))
-    first = registry.read_ranking("animals@1")
+    first = ranking_of(registry, "animals@1")
     registry.register("birds", lambda number: copy_of(first, "birds", number, "animals@1"))
     registry.register("fishes", lambda number: copy_of(first, "fishes", number, "birds@1"))
     for name in ("animals", "birds", "fishes"):
@@ -213,7 +219,7 @@ def test_a_damaged_version_does_not_end_the_training_of_the_next(store: Path, tm
         assert main(["train", str(spec), *where]) == 0
     Store.open(store).write("_models/animals/versions/00000001.json", b"{")
     assert main(["train", str(spec), *where]) == 0
-    assert ModelRegistry(Store.open(store)).read_ranking("animals@3").evaluation.earlier == 2
+    assert ranking_of(ModelRegistry(Store.open(store)), "animals@3").evaluation.earlier == 2
 
 
 def test_old_models_go_unless_an_index_needs_them(
@@ -222,7 +228,7 @@ def test_old_models_go_unless_an_index_needs_them(
     spec, where = judged(tmp_path, short_talk), ("--store", str(store))
     assert main(["train", str(spec), *where]) == 0
     registry = ModelRegistry(Store.open(store))
-    first = registry.read_ranking("animals@1")
+    first = ranking_of(registry, "animals@1")
 
     for _ in range(5):
         registry.register("animals", lambda number: copy_of(first, "animals", number, "animals@1"))
@@ -363,7 +369,7 @@ def test_another_index_and_another_analyser_do_not_get_the_model(
     assert main(["model", "promote", "animals", "-i", "few", *where]) == 1
     assert "was trained on another index" in capsys.readouterr().err
     # Versions of earlier releases have no identity.
-    model = ModelRegistry(Store.open(store)).read_ranking("animals").model_copy(update={"index_id": None})
+    model = ranking_of(ModelRegistry(Store.open(store)), "animals").model_copy(update={"index_id": None})
     with pytest.raises(PromotionRefusedError, match="another index"):
         check_fits(model, current(store).model_copy(update={"index_id": None, "index": "few"}))
     check_fits(model, current(store).model_copy(update={"index_id": None}))
