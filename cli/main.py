@@ -98,7 +98,7 @@ class _Commands(LazyGroup):
         ),
         "train": LazyCommand(
             f"{_COMMANDS}.models.train:train",
-            "Fit a ranker to judged queries, compare it with what an index returns today, and register it.",
+            "Fit a model to judged queries, compare it with what an index returns today, and register it.",
         ),
         "model": LazyCommand(
             f"{_COMMANDS}.models.group:model_app", "List, evaluate, promote and roll back models."
