@@ -42,7 +42,7 @@ FOREIGN = 100
 def train_ranking(
     store: Store, client: Client, spec: TrainingSpec, folder: Path, progress: Progress | None = None
 ) -> RankingVersion:
-    """Fit a model to judged queries, compare it with what an index returns today, and register it.
+    """Fit a ranker to judged queries, compare it with what an index returns today, and register it.
 
     Args:
         store: of the index, and of the registry.
