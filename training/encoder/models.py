@@ -8,14 +8,11 @@ Shapes: Q queries, S passages of a sample, D dimensions.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,12 +26,11 @@ from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.runtime.search_modes import Mode
 from scannery.training.encoder.contrastive import PairSteps
 from scannery.training.encoder.sample import Sample, indexed_sample, relevant_documents, subset
-from scannery.training.exports import matrix_dtype, save_checked, trainable
+from scannery.training.exports import matrix_dtype, trainable
 from scannery.training.judged import Judged, Progress, as_text, searched_gains
 from scannery.training.pairs.batches import PairBatches
 from scannery.training.pairs.judged import judged_pairs
-from scannery.training.runs.run import RunSettings, run_steps
-from scannery.training.runs.run_folder import RunFolder
+from scannery.training.runs.training_run import TrainingRun
 from scannery.training.spec import TrainingSpec
 
 __all__ = ["BATCH", "FOLDS", "SCALE", "STEPS", "Gains", "TrainedEncoders"]
@@ -58,20 +54,12 @@ class Gains(NamedTuple):
 class TrainedEncoders:
     """The encoders of one training, which a killed process goes on with."""
 
-    base: EncoderSpec
-    base_folder: Path
+    run: TrainingRun
     judged: Judged
     """All judged queries, of which the sample has a part if it is one of a large index."""
     vectors_QD: np.ndarray
     """Their vectors by the encoder of the index, float32."""
     sample: Sample
-    settings: dict[str, Any]
-    """Settings, as they are recorded."""
-    runs: RunFolder
-    progress: Progress | None
-    is_stopped: Callable[[], bool]
-    measured: dict[str, Any]
-    """Measurements, as they are recorded."""
 
     @classmethod
     @contextmanager
@@ -96,34 +84,32 @@ class TrainedEncoders:
             "dtype": matrix_dtype(base.device),
             "seed": spec.seed,
         }
-        planned, manifest = PlannedEncoder(base, store.uri), sample.corpus.index.manifest
-        content = [
-            settings,
+        manifest = sample.corpus.index.manifest
+        data = [
             judged.query_set,
             judged.passages,
             {name: each.query_set for name, each in sample.guards.items()},
             len(sample.rows_S),
-            planned.fingerprint.digest,
             manifest.index_id,
             manifest.version,
         ]
-        run = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-        runs = RunFolder.of(store, spec.name, run, spec.checkpoint)
         vectors_QD = (
             PlannedEncoder(_current(sample), store.uri).load().encode_queries([*judged.texts.values()])
         )
-        with planned.folder() as folder:
-            yield cls(base, folder, judged, vectors_QD, sample, settings, runs, progress, is_stopped, {})
+        with TrainingRun.opened(
+            store, spec, base, settings, data, models=FOLDS + 1, progress=progress, is_stopped=is_stopped
+        ) as run:
+            yield cls(run, judged, vectors_QD, sample)
 
     def current_gains(self) -> dict[str, Gains]:
         """Return what the base is worth on the sample, without what was learned: for the target, "", and each guard."""
         sets = {"": self.sample.target, **self.sample.guards}
 
         def measured() -> np.ndarray:
-            gains = self._gains(self.base_folder, sets)
+            gains = self._gains(self.run.base_folder, sets)
             return np.concatenate([np.stack(each) for each in gains.values()], axis=1)
 
-        values_2Q = self.runs.result("current", measured)
+        values_2Q = self.run.folder.result("current", measured)
         ends = np.cumsum([len(judged.texts) for judged in sets.values()])[:-1]
         return dict(zip(sets, (Gains(*part) for part in np.split(values_2Q, ends, axis=1)), strict=True))
 
@@ -132,29 +118,27 @@ class TrainedEncoders:
         target = self.sample.target
         numbers = {name: number for number, name in enumerate(target.texts)}
         values_2Q = np.empty((2, len(numbers)))
-        for fold, names in enumerate(_parts(self.sample, self.settings["seed"])):
+        for fold, names in enumerate(_parts(self.sample, self.run.settings["seed"])):
 
             def measured(fold: int = fold, names: Sequence[str] = names) -> np.ndarray:
-                with self._saved(self._trained(fold, _documents(self.sample, names))) as folder:
+                with self.run.saved(self._trained(fold, _documents(self.sample, names))) as folder:
                     return np.stack(self._gains(folder, {"": subset(target, names)})[""])
 
-            values_2Q[:, sorted(numbers[name] for name in names)] = self.runs.result(f"fold-{fold}", measured)
+            values_2Q[:, sorted(numbers[name] for name in names)] = self.run.folder.result(
+                f"fold-{fold}", measured
+            )
         return Gains(*values_2Q)
 
     @contextmanager
     def trained(self) -> Iterator[tuple[Path, dict[str, Gains]]]:
         """Give the folder of the encoder that nothing was held out of, and what it is worth for each guard."""
-        with self._saved(self._trained(FOLDS, ())) as folder:
+        with self.run.saved(self._trained(FOLDS, ())) as folder:
             yield folder, self._gains(folder, self.sample.guards) if self.sample.guards else {}
-
-    def remove(self) -> None:
-        """Remove checkpoints and results."""
-        self.runs.remove()
 
     def _trained(self, number: int, held_out: Collection[int]) -> TrainableModel:
         """Return a model that was trained by pairs of all documents but some."""
-        settings, corpus = self.settings, self.sample.corpus
-        model = trainable(self.base_folder, self.base)
+        run, settings, corpus = self.run, self.run.settings, self.sample.corpus
+        model = trainable(run.base_folder, run.base)
         batches = PairBatches(
             corpus,
             judged_pairs(corpus, self.judged, self.vectors_QD, held_out=held_out),
@@ -170,40 +154,15 @@ class TrainedEncoders:
             scale=settings["scale"],
             dtype=settings["dtype"],
         )
-        total = settings["steps"]
-
-        def counted(done: int, _: int) -> None:
-            if self.progress is not None:
-                self.progress(number * total + done, (FOLDS + 1) * total)
-
-        statistics = run_steps(
-            model.modules,
-            steps.loss,
-            RunSettings(total, settings["learning_rate"], settings["seed"], self.runs.every_s),
-            self.runs.checkpoints(f"model-{number}"),
-            progress=counted,
-            is_stopped=self.is_stopped,
-        )
-        model.mix(self.base_folder, settings["average_with_base"])
-        self.measured |= {
-            "used_signals": batches.signals,
-            "loss": statistics.loss,
-            "seconds_of_model": round(statistics.seconds, 3),
-        }
+        run.train(number, model, steps.loss)
+        model.mix(run.base_folder, settings["average_with_base"])
+        run.measured["used_signals"] = batches.signals
         return model
-
-    @contextmanager
-    def _saved(self, model: TrainableModel) -> Iterator[Path]:
-        """Give the folder of a model."""
-        with tempfile.TemporaryDirectory(prefix="scannery-model-") as parent:
-            folder = Path(parent, "model")
-            save_checked(model, folder, self.base)
-            yield folder
 
     def _gains(self, folder: Path, sets: Mapping[str, Judged]) -> dict[str, Gains]:
         """Return what the encoder in a folder is worth on the sample, for each of some sets of queries."""
-        spec = self.base.model_copy(update={"model": str(folder)})
-        if folder == self.base_folder and self.base == _current(self.sample):
+        spec = self.run.base.model_copy(update={"model": str(folder)})
+        if folder == self.run.base_folder and self.run.base == _current(self.sample):
             vectors_SD = self.sample.vectors()
         else:
             vectors_SD = Encoder.load(folder, device=spec.device, **spec.options).encode_documents(

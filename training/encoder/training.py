@@ -109,8 +109,8 @@ def train_encoder(
                 files=files,
                 evaluation=evaluation,
                 training={
-                    **training.settings,
-                    **training.measured,
+                    **training.run.settings,
+                    **training.run.measured,
                     "folds": FOLDS,
                     "sample": {"passages": len(sample.rows_S), "of": len(corpus)},
                     "dense": dense.model_dump(),
@@ -120,7 +120,7 @@ def train_encoder(
             return encoder.model_copy(update={"fingerprint": labelled.to_dict()})
 
         registered = registry.register(spec.name, version)
-        training.remove()
+        training.run.folder.remove()
     return registered
 
 

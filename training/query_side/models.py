@@ -5,14 +5,10 @@ Shapes: Q queries, D dimensions.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,15 +16,13 @@ from scannery.embed.models.trainable import TrainableModel
 from scannery.indexer import Store
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.reader import open_manifest
-from scannery.indexer.spec.spec import EncoderSpec
+from scannery.indexer.spec.spec import Distance, EncoderSpec
 from scannery.pipelines.errors import CollectionError
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder
-from scannery.training.exports import save_checked, torch_device, trainable
+from scannery.training.exports import torch_device, trainable
 from scannery.training.judged import Judged, Progress
 from scannery.training.query_side.fitting import QuerySteps, TrainingQuery
 from scannery.training.query_side.rows import ScoredRows, read_rows
-from scannery.training.runs.run import RunSettings, run_steps
-from scannery.training.runs.run_folder import RunFolder
+from scannery.training.runs.training_run import TrainingRun
 from scannery.training.spec import TrainingSpec
 
 __all__ = ["FOLDS", "TrainedModels"]
@@ -46,18 +40,11 @@ EPOCHS = 8
 class TrainedModels:
     """The models of one training, which a killed process goes on with."""
 
-    base: EncoderSpec
-    base_folder: Path
+    run: TrainingRun
     rows: ScoredRows
+    """Rows that queries are trained against."""
     judged: Judged
-    manifest: Manifest
-    settings: dict[str, Any]
-    """Settings, as they are recorded."""
-    runs: RunFolder
-    progress: Progress | None
-    is_stopped: Callable[[], bool]
-    measured: dict[str, Any]
-    """Measurements, as they are recorded."""
+    distance: Distance
 
     @classmethod
     @contextmanager
@@ -82,24 +69,16 @@ class TrainedModels:
             "scale": spec.loss.scale or SCALE,
             "seed": spec.seed,
         }
-        planned = PlannedEncoder(base, store.uri)
-        with planned.folder() as base_folder:
-            content = [
-                settings,
-                judged.query_set,
-                judged.passages,
-                planned.fingerprint.digest,
-                manifest.index_id,
-                manifest.version,
-            ]
-            run = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-            runs = RunFolder.of(store, spec.name, run, spec.checkpoint)
-            yield cls(base, base_folder, rows, judged, manifest, settings, runs, progress, is_stopped, {})
+        data = [judged.query_set, judged.passages, manifest.index_id, manifest.version]
+        with TrainingRun.opened(
+            store, spec, base, settings, data, models=FOLDS + 1, progress=progress, is_stopped=is_stopped
+        ) as run:
+            yield cls(run, rows, judged, manifest.spec.distance)
 
     def held_out_vectors(self) -> dict[str, np.ndarray]:
         """Return the vector of each judged text by a model that it was held out of, float32 (D,)."""
         texts = list(self.judged.texts.items())
-        order = np.random.default_rng(self.settings["seed"]).permutation(len(texts))
+        order = np.random.default_rng(self.run.settings["seed"]).permutation(len(texts))
         vectors: dict[str, np.ndarray] = {}
         for fold, numbers in enumerate(np.array_split(order, FOLDS)):
             held_out = [texts[number] for number in sorted(numbers.tolist())]
@@ -109,7 +88,7 @@ class TrainedModels:
                 model = self._trained(fold, [name for name, _ in texts if name not in names])
                 return model.encoded(model.prepare([text for _, text in held_out])).numpy()
 
-            vectors_QD = self.runs.result(f"fold-{fold}", encoded)
+            vectors_QD = self.run.folder.result(f"fold-{fold}", encoded)
             vectors |= {text: vector_D for (_, text), vector_D in zip(held_out, vectors_QD, strict=True)}
         return vectors
 
@@ -117,44 +96,24 @@ class TrainedModels:
     def trained_folder(self) -> Iterator[Path]:
         """Give the folder of the model that all judged queries were fitted by."""
         model = self._trained(FOLDS, list(self.judged.texts))
-        with tempfile.TemporaryDirectory(prefix="scannery-model-") as folder:
-            path = Path(folder, "model")
-            save_checked(model, path, self.base)
-            yield path
-
-    def remove(self) -> None:
-        """Remove checkpoints and results of folds."""
-        self.runs.remove()
+        with self.run.saved(model) as folder:
+            yield folder
 
     def _trained(self, number: int, names: Sequence[str]) -> TrainableModel:
         """Return a model that was fitted to some queries."""
-        model = trainable(self.base_folder, self.base)
-        settings = self.settings
+        run = self.run
+        model = trainable(run.base_folder, run.base)
         steps = QuerySteps(
             model,
             self._queries(model, names),
             self.rows,
-            distance=self.manifest.spec.distance,
-            scale=settings["scale"],
-            batch=settings["batch"],
-            seed=settings["seed"],
-            device=torch_device(self.base.device),
+            distance=self.distance,
+            scale=run.settings["scale"],
+            batch=run.settings["batch"],
+            seed=run.settings["seed"],
+            device=torch_device(run.base.device),
         )
-        total = settings["steps"]
-
-        def counted(done: int, _: int) -> None:
-            if self.progress is not None:
-                self.progress(number * total + done, (FOLDS + 1) * total)
-
-        statistics = run_steps(
-            model.modules,
-            steps.loss,
-            RunSettings(total, settings["learning_rate"], settings["seed"], self.runs.every_s),
-            self.runs.checkpoints(f"model-{number}"),
-            progress=counted,
-            is_stopped=self.is_stopped,
-        )
-        self.measured |= {"loss": statistics.loss, "seconds_of_model": round(statistics.seconds, 3)}
+        run.train(number, model, steps.loss)
         return model
 
     def _queries(self, model: TrainableModel, names: Sequence[str]) -> list[TrainingQuery]:

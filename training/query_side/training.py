@@ -101,15 +101,15 @@ def train_query_side(
                 evaluation=evaluation,
                 search=candidate.state(f"{spec.name}@{number}"),
                 training={
-                    **training.settings,
-                    **training.measured,
+                    **training.run.settings,
+                    **training.run.measured,
                     "folds": FOLDS,
                     "dense": dense.model_dump(),
                 },
             )
 
         registered = registry.register(spec.name, version)
-        training.remove()
+        training.run.folder.remove()
     return registered
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +24,7 @@ from scannery.training.encoder.training import _base_of
 from scannery.training.judged import judged_queries
 from scannery.training.pairs.corpus import read_corpus
 from scannery.training.spec import JudgedQueries
+from tests.cli.models.ended_training import checkpoints, end_twice
 from tests.cli.models.test_train import SPEC, built, current, judged, records, short_talk, store
 from tests.served import copied
 
@@ -162,34 +159,11 @@ def test_a_training_that_was_ended_goes_on_to_the_same_weights(
 ) -> None:
     store = copied(built, tmp_path)
     spec = spec_of(tmp_path, f"{QUICK}checkpoint: {{every_s: 0}}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "scannery",
-        "train",
-        str(spec),
-        "--kind",
-        "encoder",
-        "--store",
-        str(store),
-    ]
-    for _ in range(2):
-        process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        before = {*checkpoints(store)}
-        deadline = time.monotonic() + 120
-        while not {*checkpoints(store)} - before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(number)
-        _, message = process.communicate(timeout=60)
-        assert process.returncode == (-9 if number == signal.SIGKILL else 4), message
+    end_twice(store, spec, "encoder", number)
     assert checkpoints(store)
     files = trained(spec, store).files
     assert files == ModelRegistry(Store.open(with_model)).read_encoder(NAME).files
     assert not checkpoints(store)
-
-
-def checkpoints(store: Path) -> list[Any]:
-    return sorted((store / "_models").glob("animals/runs/*/*/*.safetensors"))
 
 
 def test_a_sample_has_whole_documents_of_judged_queries_and_what_is_like_them(

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +19,7 @@ from scannery.indexer.models.registry import ModelRegistry
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
 from scannery.pipelines.tuning import search_measurement
+from tests.cli.models.ended_training import checkpoints, end_twice
 from tests.cli.models.test_train import SPEC, built, current, judged, long_talk, records, short_talk, store
 from tests.served import copied
 
@@ -170,31 +166,8 @@ def test_a_training_that_was_ended_goes_on_to_the_same_weights(
 ) -> None:
     store = copied(built, tmp_path)
     spec = spec_of(tmp_path, f"{QUICK}checkpoint: {{every_s: 0}}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "scannery",
-        "train",
-        str(spec),
-        "--kind",
-        "query_side",
-        "--store",
-        str(store),
-    ]
-    for _ in range(2):
-        process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        known = {*checkpoints(store)}
-        deadline = time.monotonic() + 120
-        while not {*checkpoints(store)} - known and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(number)
-        _, message = process.communicate(timeout=60)
-        assert process.returncode == (-9 if number == signal.SIGKILL else 4), message
+    end_twice(store, spec, "query_side", number)
     assert checkpoints(store)
     files = trained(spec, store).files
     assert files == ModelRegistry(Store.open(with_model)).read_encoder(NAME).files
     assert not checkpoints(store)
-
-
-def checkpoints(store: Path) -> list[Any]:
-    return sorted((store / "_models").glob("animals/runs/*/*/*.safetensors"))
