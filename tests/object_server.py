@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -30,6 +30,7 @@ class ObjectServer(ThreadingHTTPServer):
         first_byte_s: time before an object is answered.
         bytes_per_s: speed of a connection; None: unlimited.
         cut_after: a connection is closed after this number of bytes of an answer; None: never.
+        most_copied: size of the largest object that is copied within the bucket.
         failing: whether all requests are answered with an error of the server.
 
     """
@@ -46,6 +47,7 @@ class ObjectServer(ThreadingHTTPServer):
         self.first_byte_s = 0.0
         self.bytes_per_s: float | None = None
         self.cut_after: int | None = None
+        self.most_copied = 5 << 30
         self.failing = False
 
     def show(self, folder: Path) -> None:
@@ -138,6 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = data
         else:
             with self.server.writing:
+                if source := self.headers.get("x-amz-copy-source"):
+                    self._copy(f"/{unquote(source).lstrip('/')}", url.path)
+                    return
                 fits = self._fits(self.server.objects.get(url.path))
                 if fits:
                     self.server.objects[url.path] = data
@@ -145,6 +150,17 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
                 return
         self._answer(200, b"", etag=_etag(data))
+
+    def _copy(self, source: str, target: str) -> None:
+        data = self.server.objects.get(source)
+        if data is None:
+            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        elif len(data) > self.server.most_copied:
+            self._answer(400, b"<Error><Code>InvalidRequest</Code></Error>")
+        else:
+            self.server.objects[target] = data
+            etag = html.escape(_etag(data))
+            self._answer(200, f"<CopyObjectResult><ETag>{etag}</ETag></CopyObjectResult>".encode())
 
     def _fits(self, stored: bytes | None) -> bool:
         """Return whether the conditions of a put hold."""

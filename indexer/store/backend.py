@@ -69,6 +69,14 @@ class Backend(Protocol):
     def replace(self, key: str, data: bytes, stored: bytes | None) -> None:
         """Write an object if its bytes are `stored` (None: it does not exist), else raise AlreadyExistsError."""
 
+    def share(self, key: str, target: str) -> None:
+        """Give the bytes of an object another key, without passing them through this machine.
+
+        Raises:
+            StoreError: the folder or bucket cannot do that with this object.
+
+        """
+
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Rename an object, and replace its bytes by fewer ones, perhaps with spaces behind them."""
 

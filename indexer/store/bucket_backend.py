@@ -321,6 +321,11 @@ class BucketBackend:
             raise StoreError(f"{key}: wanted bytes {start} to {end}, got {len(data)} of {end - start}")
         return data
 
+    def share(self, key: str, target: str) -> None:
+        """Copy the object within the bucket (`Backend.share`); S3 refuses that above 5 GB."""
+        with _object_errors(key):
+            obstore.copy(self._store, key, target)
+
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Write an object, and delete another one (`Store.turn_into`)."""
         self.write(target, data, only_if_absent=False)

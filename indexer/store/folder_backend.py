@@ -128,6 +128,27 @@ class FolderBackend:
         finally:
             os.close(folder)
 
+    def share(self, key: str, target: str) -> None:
+        """Make a hard link (`Backend.share`)."""
+        source, final = self.root / key, self.root / target
+        for attempt in range(_ATTEMPTS):
+            with _os_errors(key):
+                source.stat()  # else a missing source would look like a missing folder of the target
+            with _os_errors(target):
+                _make_folders(final.parent, self._mode)
+                temporary = final.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+                try:
+                    os.link(source, temporary)
+                    temporary.replace(final)
+                    sync_folder(final.parent)
+                    return
+                except FileNotFoundError:
+                    # A drop removed the folder, or gc the draft, which is as old as the source and not locked.
+                    if attempt == _ATTEMPTS - 1 or not self.root.is_dir():
+                        raise
+                finally:
+                    temporary.unlink(missing_ok=True)  # a rename of a link to the same file does nothing
+
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Rename an object, and overwrite its bytes in place (`Store.turn_into`)."""
         with _os_errors(key):

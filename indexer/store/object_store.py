@@ -200,6 +200,26 @@ class Store:
         """
         self._backend.replace(_checked(key), data, stored)
 
+    def share(self, key: str, target: str) -> None:
+        """Give the bytes of an object that never changes another key; a target that exists is replaced.
+
+        Each key has its own life: deleting or replacing one leaves the bytes of the other. A folder store makes a hard
+        link, with the mode and the time of the last write of the object; a bucket copies. Where they cannot, as between
+        file systems, the bytes are copied through this machine.
+
+        Raises:
+            NotFoundError: there is no such object.
+            StoreError: the target cannot be written.
+
+        """
+        try:
+            self._backend.share(_checked(key), _checked(target))
+        except StoreError as error:
+            _LOG.debug("%s is copied, since its bytes cannot be shared: %s", key, error)
+            with self.open_file(key) as path:
+                self.write_file(target, path)
+        self._note(target)
+
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Make a small JSON object of a larger object, which is gone afterwards; possible on a disk without space.
 

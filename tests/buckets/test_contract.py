@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scannery.indexer import AlreadyExistsError, Store
+from scannery.indexer import AlreadyExistsError, NotFoundError, Store
 from tests.buckets.servers import BUCKET, bucket_environment, started_server
 from tests.indexer.store.test_object_store import (  # noqa: F401
     test_a_range_of_an_object,
@@ -29,6 +29,16 @@ def store(server: int, monkeypatch: pytest.MonkeyPatch) -> Store:
     for name, value in bucket_environment(server).items():
         monkeypatch.setenv(name, value)
     return Store.open(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+
+
+def test_bytes_are_shared(store: Store):
+    store.write("a/some file", b"bytes")
+    store.share("a/some file", "b/1")
+    store.share("a/some file", "b/1")
+    store.delete("a/some file")
+    assert store.read("b/1") == b"bytes"
+    with pytest.raises(NotFoundError, match="a/some file"):
+        store.share("a/some file", "b/2")
 
 
 def test_an_object_is_replaced_by_one_of_those_who_read_it(store: Store, request: pytest.FixtureRequest):

@@ -92,6 +92,20 @@ def test_files_do_not_replace_objects(server, data, tmp_path):
 
 
 @pytest.mark.system
+def test_a_bucket_shares_bytes_itself_or_gets_them_sent(server, data):
+    store = Store.open("s3://bucket/some/store")
+    store.write("index/a", data)
+    server.requests.clear()
+    store.share("index/a", "other/a")
+    assert server.requests == [("PUT", "/bucket/some/store/other/a", 0)]
+    server.most_copied = len(data) - 1
+    store.share("index/a", "other/b")
+    assert store.read("other/a") == store.read("other/b") == data
+    with pytest.raises(NotFoundError, match="index/none"):
+        store.share("index/none", "other/none")
+
+
+@pytest.mark.system
 def test_an_object_that_takes_longer_than_a_request_may_arrives_in_parts(server, data, monkeypatch, tmp_path):
     monkeypatch.setenv("SCANNERY_STORE_TIMEOUT_S", "1")
     server.bytes_per_s = 4 * PART  # a part takes a quarter of a second; four at once, the whole 0.6 s

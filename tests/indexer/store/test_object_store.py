@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -90,6 +91,62 @@ def test_of_many_creators_exactly_one_wins(store: Store):
         thread.join()
     assert outcomes.count("lost") == 7
     assert store.read("versions/1.json").decode() in outcomes
+
+
+def test_shared_bytes_have_two_lives(store: Store):
+    store.write("a/segments/1", b"bytes")
+    store.write("b/segments/2", b"before")
+    for _ in range(2):  # again: a target that has the bytes already stays
+        store.share("a/segments/1", "b/segments/1")
+    store.share("b/segments/1", "b/segments/2")
+    assert [item.key for item in store.list()] == ["a/segments/1", "b/segments/1", "b/segments/2"]
+    store.delete("a/segments/1")
+    assert store.read("b/segments/1") == store.read("b/segments/2") == b"bytes"
+    store.write("b/segments/1", b"other")
+    assert store.read("b/segments/2") == b"bytes"
+    with pytest.raises(NotFoundError, match="a/segments/1"):
+        store.share("a/segments/1", "c/segments/1")
+    with pytest.raises(StoreError, match="invalid object key"):
+        store.share("b/segments/1", "../1")
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_folder_links_or_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool):
+    store = Store.open(tmp_path / "store", create=True)
+    store.write("a/1", b"bytes")
+
+    def link(*_: object) -> None:
+        raise PermissionError(
+            errno.EPERM, "Operation not permitted"
+        )  # as on FAT, and some network file systems
+
+    if refuses:
+        monkeypatch.setattr(os, "link", link)
+    store.share("a/1", "b/1")
+    assert store.read("b/1") == b"bytes"
+    assert (tmp_path / "store/b/1").samefile(tmp_path / "store/a/1") is not refuses
+    assert sorted(path.name for path in (tmp_path / "store").rglob("*")) == ["1", "1", "a", "b"]
+
+
+def test_a_link_whose_folder_or_draft_is_removed_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = Store.open(tmp_path, create=True)
+    store.write("a/1", b"bytes")
+    original, calls = os.link, 0
+
+    def link(source: Path, target: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            target.parent.rmdir()
+        original(source, target)
+        if calls == 2:
+            target.unlink()
+
+    monkeypatch.setattr(os, "link", link)
+    store.share("a/1", "b/1")
+    assert (store.read("b/1"), calls) == (b"bytes", 3)
 
 
 @pytest.mark.parametrize("key", ["", "../x", "a/../../x", "/etc/passwd", "a//b", "a/./b", "a\\b", "a\0"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import subprocess
 import sys
 from datetime import timedelta
@@ -23,9 +24,10 @@ from scannery.indexer import (
     verify,
 )
 from scannery.indexer.errors import MissingFileError, StoreError
+from scannery.indexer.store import folder_backend
 from scannery.indexer.versions.dropping import drop_index
 from scannery.indexer.versions.leases import working
-from scannery.indexer.versions.versions import is_dropped
+from scannery.indexer.versions.versions import is_dropped, manifest_key, segment_key
 from tests.data import ROOT, clustered, datapoints, publish
 from tests.indexer.test_maintenance import SPEC, publish_next, store
 from tests.tools.prepared_process import PreparedProcess
@@ -223,6 +225,28 @@ def test_a_full_disk_changes_no_manifest_that_is_linked_into_a_backup(
         drop_index(store, "t")
         assert list_versions(store, "t") == []
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("dropped", ["t", "u"])
+def test_a_drop_on_a_full_disk_leaves_the_bytes_that_another_index_shares(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dropped: str
+):
+    manifest = read_manifest(store, "t")
+    for file in manifest.files:
+        store.share(segment_key("t", file.key), segment_key("u", file.key))
+    store.create(manifest_key("u", 1), manifest.model_copy(update={"index": "u"}).to_json())
+    before = {
+        item.key: store.read(item.key) for item in store.list() if not item.key.startswith(f"{dropped}/")
+    }
+
+    def full(*_: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folder_backend, "_write_synced", full)
+    drop_index(store, dropped)
+    assert {item.key: store.read(item.key) for item in store.list()} == before
+    [left] = {"t", "u"} - {dropped}
+    assert verify(store, left).problems == ()
 
 
 def test_gc_leaves_no_empty_folders(store: Store, tmp_path: Path):
