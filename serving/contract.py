@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "ALTER_INDEX",
+    "BRANCH_INDEX",
     "CREATE_INDEX",
     "DELETE_ALIAS",
     "DROP_INDEX",
@@ -42,6 +43,7 @@ UPSERT = f"/{INDEX_SERVICE}/Upsert"
 UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 CREATE_INDEX = f"/{INDEX_SERVICE}/CreateIndex"
 ALTER_INDEX = f"/{INDEX_SERVICE}/AlterIndex"
+BRANCH_INDEX = f"/{INDEX_SERVICE}/BranchIndex"
 DROP_INDEX = f"/{INDEX_SERVICE}/DropIndex"
 SET_ALIAS = f"/{INDEX_SERVICE}/SetAlias"
 DELETE_ALIAS = f"/{INDEX_SERVICE}/DeleteAlias"

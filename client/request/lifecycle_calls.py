@@ -5,7 +5,10 @@ Specs of indexes to create, from Python values to JSON; the server checks what t
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +24,10 @@ from scannery.v1 import index_pb2
 
 __all__ = [
     "alter_index",
+    "branch_index",
     "build_changes",
     "build_spec",
+    "build_time",
     "create_index",
     "delete_alias",
     "drop_index",
@@ -101,14 +106,12 @@ def build_changes(**parts: Any) -> str:
     return _json(changes, "changes")
 
 
-def build_version(version: object) -> int:
-    """Return the number of a version, 0 for None."""
+def build_version(version: object, field: str = "if_version") -> int:
+    """Return the number of a version, 0 for None; `field` is the argument that has it."""
     if version is None:
         return 0
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 1 << 64:
-        raise InvalidArgumentError(
-            f"if_version: must be a number from 1, got {version!r:.80}", field="if_version"
-        )
+        raise InvalidArgumentError(f"{field}: must be a number from 1, got {version!r:.80}", field=field)
     return version
 
 
@@ -167,6 +170,9 @@ CREATE_INDEX = Method(
 ALTER_INDEX = Method(
     "/scannery.v1.IndexService/AlterIndex", index_pb2.AlterIndexRequest, index_pb2.AlterIndexResponse
 )
+BRANCH_INDEX = Method(
+    "/scannery.v1.IndexService/BranchIndex", index_pb2.BranchIndexRequest, index_pb2.BranchIndexResponse
+)
 DROP_INDEX = Method(
     "/scannery.v1.IndexService/DropIndex", index_pb2.DropIndexRequest, index_pb2.DropIndexResponse
 )
@@ -216,6 +222,59 @@ def alter_index(
         index=index, changes_json=build_changes(**parts), if_version=build_version(if_version)
     )
     return Call(ALTER_INDEX, request, lambda response: parse_index(response.index), timeout_s)
+
+
+@refuses_surrogates
+def branch_index(
+    index: str,
+    branch: str,
+    *,
+    version: int | None,
+    time: dt.datetime | dt.timedelta | str | None,
+    request_id: str,
+    timeout_s: float | None = None,
+) -> Call[index_pb2.BranchIndexRequest, index_pb2.BranchIndexResponse, IndexInfo]:
+    """Return the call that makes a branch of an index."""
+    request = index_pb2.BranchIndexRequest(
+        index=_name(index, "index"), branch=_name(branch, "branch"), request_id=request_id
+    )
+    if version is not None:
+        request.version = build_version(version, "version")
+    if time is not None:
+        request.time.FromDatetime(build_time(time))
+    return Call(BRANCH_INDEX, request, lambda response: parse_index(response.index), timeout_s)
+
+
+def build_time(time: object) -> dt.datetime:
+    """Return a time in UTC.
+
+    Args:
+        time: a datetime, naive ones in UTC; a text of one in ISO 8601; or how long ago it was, as a timedelta or a text
+            such as `90s`, `30m`, `2h`, `7d`.
+
+    Raises:
+        InvalidArgumentError: it is none of these.
+
+    """
+    with contextlib.suppress(ValueError, OverflowError):
+        if isinstance(time, str):
+            if match := _AGO.fullmatch(time.strip()):
+                time = dt.timedelta(seconds=float(match[1]) * _UNITS_S[match[2]])
+            else:  # Python 3.10 does not read the Z
+                time = dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", time.strip()))
+        if isinstance(time, dt.timedelta):
+            return dt.datetime.now(dt.timezone.utc) - time
+        if isinstance(time, dt.datetime):
+            utc = dt.timezone.utc
+            return time.replace(tzinfo=utc) if time.tzinfo is None else time.astimezone(utc)
+    raise InvalidArgumentError(
+        f"time: must be a time in ISO 8601, or how long ago it was, as 90s, 30m, 2h or 7d, got {time!r:.80}",
+        field="time",
+    )
+
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @refuses_surrogates

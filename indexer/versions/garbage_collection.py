@@ -30,6 +30,7 @@ from scannery.indexer.versions.leases import LIFETIME, read_leases, removing
 from scannery.indexer.versions.versions import (
     is_dropped,
     list_versions,
+    log_registration_key,
     manifest_key,
     no_such_index,
     read_manifest,
@@ -65,7 +66,8 @@ class GarbageReport:
     records: tuple[str, ...]
     """Records, dead letters and given queries of builds without a version."""
     scratch: tuple[str, ...]
-    """Temporary files of killed builds, expired leases, and announcements of killed removals."""
+    """Temporary files of killed builds, expired leases, announcements of killed removals, and the log of a copy that
+    was not finished."""
     freed_bytes: int
 
 
@@ -191,6 +193,7 @@ class _Garbage:
         kept = _manifests(store, index, going)
         self._named = _named(index, kept) | leases.files
         self._taken_up = {key for keys in self._fresh_records() for key in keys}
+        self._has_versions = bool(kept)
         self._builds = {build for manifest in kept for build in manifest.builds}
         self._units = {unit for build in self._builds for unit in self._units_of(build)} | leases.units
 
@@ -212,6 +215,8 @@ class _Garbage:
                 yield from self._unfinished("stage/cuts")
                 yield from (item for item in self._listed("leases") if item.key in self._expired)
                 yield from self._removals()
+                if not self._has_versions:
+                    yield from self._log()
             case _:
                 yield from self._records()
 
@@ -277,6 +282,14 @@ class _Garbage:
         """Yield announcements of killed removals."""
         ended = min(self._before, datetime.now(timezone.utc) - 2 * LIFETIME)
         return (item for item in self._listed("removals") if item.modified < ended)
+
+    def _log(self) -> Iterator[StoredObject]:
+        """Yield the log of a copy that was not finished, and its registration."""
+        names = (log_registration_key(self._index), f"{self._index}/log/")
+        listed = self._store.list(self._index)
+        return (
+            item for item in listed if item.key.startswith(names) and item.modified < self._unfinished_before
+        )
 
     def _units_of(self, build: str) -> list[str]:
         try:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from scannery.indexer.errors import IndexerError, NotFoundError, StoreError
+from scannery.indexer.errors import AlreadyExistsError, IndexerError, InUseError, NotFoundError, StoreError
 from scannery.indexer.store.object_store import Store
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "LeaseHolder",
     "Leases",
     "WorkLease",
+    "claimed",
     "keeps_log",
     "leased_versions",
     "read_leases",
@@ -56,6 +57,8 @@ WAIT_S = 30.0
 
 _LOG = logging.getLogger(__name__)
 
+_CLAIM = "claim"
+"""Name of the lease of a process that copies an index."""
 _UNFIT = re.compile(r"[^A-Za-z0-9-]")
 
 
@@ -143,16 +146,17 @@ class LeaseHolder:
 class WorkLease:
     """The lease of work that makes a version. Made by `working`."""
 
-    def __init__(self, store: Store, index: str) -> None:
+    def __init__(self, store: Store, index: str, name: str | None = None) -> None:
         """Make a lease, which `hold` writes.
 
         Args:
             store: the store.
             index: name of the index.
+            name: of the lease; None: a new one.
 
         """
         self._store = store
-        self._key = f"{index}/leases/{_new_name()}.json"
+        self._key = f"{index}/leases/{name or _new_name()}.json"
         self._content: dict[str, Any] = {"versions": [], "since": _now().isoformat()}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -176,6 +180,27 @@ class WorkLease:
             self._content["log_after"] = after
             self._expires_at = _now() + LIFETIME
         self._write()
+
+    def claim(self) -> None:
+        """Write the lease unless another process has one of its name that has not expired.
+
+        Raises:
+            InUseError: it has.
+            StoreError: the lease cannot be written.
+
+        """
+        stored = None
+        with contextlib.suppress(NotFoundError):
+            stored = self._store.read(self._key)
+        with contextlib.suppress(AlreadyExistsError):
+            if stored is None or not _is_alive(stored):
+                self._store.replace(self._key, self._to_json(_now() + LIFETIME), stored=stored)
+                return
+        raise InUseError(
+            "index: another process makes an index of this name; if it was killed, wait "
+            f"{LIFETIME.total_seconds() / 60:.0f} minutes, or remove what it left with `scannery index drop --force`",
+            field="index",
+        )
 
     def hold(
         self, *, parent: int | None = None, units: Collection[str] = (), files: Collection[str] = ()
@@ -223,10 +248,12 @@ class WorkLease:
             if not self._ended.is_set():
                 self._check_expiry()
                 expires_at = _now() + LIFETIME
-                lease = self._content | {"expires_at": expires_at.isoformat()}
-                self._store.write(self._key, json.dumps(lease).encode())
+                self._store.write(self._key, self._to_json(expires_at))
                 self._check_expiry()
                 self._expires_at = expires_at
+
+    def _to_json(self, expires_at: datetime) -> bytes:
+        return json.dumps(self._content | {"expires_at": expires_at.isoformat()}).encode()
 
     def _check_expiry(self) -> None:
         """Record if the lease has expired, as after the machine slept: log and files may have been removed."""
@@ -255,10 +282,35 @@ def working(
     """
     lease = WorkLease(store, index)
     lease.hold(parent=parent, files=files)
+    with _renewed(lease):
+        yield lease
+
+
+@contextlib.contextmanager
+def claimed(store: Store, index: str) -> Iterator[WorkLease]:
+    """Give the lease of the only process that copies an index to a name; others are refused until the context ends.
+
+    Args:
+        store: of the copy.
+        index: name of the copy.
+
+    Raises:
+        InUseError: another process makes one. The lease of a killed process ends after LIFETIME.
+        StoreError: the lease cannot be written.
+
+    """
+    lease = WorkLease(store, index, _CLAIM)
+    lease.claim()
+    with _renewed(lease):
+        yield lease
+
+
+@contextlib.contextmanager
+def _renewed(lease: WorkLease) -> Iterator[None]:
     renewal = threading.Thread(target=lease.renew_until_ended, name="scannery-lease", daemon=True)
     renewal.start()
     try:
-        yield lease
+        yield
     finally:
         lease.end()
         renewal.join()
@@ -332,6 +384,13 @@ def leased_versions(store: Store, index: str, now: datetime | None = None) -> tu
     """Return the leased versions of an index, and the keys of expired leases."""
     leases = read_leases(store, index, now)
     return set(leases.versions), list(leases.expired)
+
+
+def _is_alive(data: bytes) -> bool:
+    try:
+        return bool(_parsed(data)["until"] > _now())
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

@@ -34,9 +34,12 @@ __all__ = [
     "ALIASES_KEY",
     "Aliases",
     "change_aliases",
+    "check_absent",
     "check_no_alias",
     "commit",
+    "commit_copy",
     "hold_current",
+    "hold_version",
     "inherited_id",
     "is_dropped",
     "latest_version",
@@ -198,6 +201,20 @@ def hold_current(
     )
 
 
+def hold_version(store: Store, manifest: Manifest, lease: WorkLease) -> None:
+    """Lease any version with its files; one that gc removes meanwhile keeps them.
+
+    Raises:
+        MissingFileError: one is gone already.
+        StoreError: gc is removing one.
+
+    """
+    files = _files(manifest)
+    lease.hold(parent=manifest.version, files=files)
+    wait_for_removals(store, manifest.index, files)
+    _check_files(store, files, existing=())
+
+
 def commit(store: Store, manifest: Manifest) -> Manifest:
     """Publish a manifest as the next version after its parent. It is then the current version.
 
@@ -219,28 +236,115 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
     """
     files = _files(manifest)
     with working(store, manifest.index, parent=manifest.parent, files=files) as lease:
-        published = _checked(store, manifest, files)
-        for _ in range(MAX_CHECKS):
-            if not lease.lapsed():
-                break
-            # The lease expired while this process was stopped, so gc may have removed files.
-            lease.hold(parent=manifest.parent, files=files)
-            published = _checked(store, manifest, files)
-        key, data = manifest_key(published.index, published.version), published.to_json()
-        try:
-            store.create(key, data)
-        except AlreadyExistsError as error:
-            raise _overtaken(manifest) from error
-        if not _is_in_line(store, published, data):
-            # It was never the current version: a higher number existed before.
-            store.delete(key)
-            raise _overtaken(manifest)
-        _check_not_dropped(store, published)
-        if published.parent is None:
-            _check_not_aliased(store, published)
-        # A drop removes the leases, too.
-        if lease.lapsed() or not store.exists(lease.key):
-            _check_again(store, published, files)
+        return _put(
+            store,
+            lease,
+            files,
+            parent=manifest.parent,
+            checked=lambda: _checked(store, manifest, files),
+            is_in_line=lambda published, data: _is_in_line(store, published, data),
+            overtaken=_overtaken(manifest),
+        )
+
+
+def commit_copy(store: Store, manifest: Manifest, lease: WorkLease) -> None:
+    """Publish a version of another index, under its number, as the only version of an index that does not exist yet.
+
+    The files that it names must be in the store.
+
+    Args:
+        store: of the copy.
+        manifest: of the copy, as it will be published.
+        lease: of the copy, from `claimed`.
+
+    Raises:
+        AlreadyExistsError: the store has an index or an alias of this name; nothing was changed.
+        MissingFileError, InUseError, StoreError: as `commit`.
+
+    """
+    files = _files(manifest)
+    lease.hold(files=files)
+
+    def checked() -> Manifest:
+        check_absent(store, manifest.index)
+        wait_for_removals(store, manifest.index, files)
+        _check_files(store, files, existing=())
+        return manifest
+
+    _put(
+        store,
+        lease,
+        files,
+        parent=None,
+        checked=checked,
+        is_in_line=lambda published, _: list_versions(store, published.index) == [published.version],
+        overtaken=_exists(manifest.index),
+    )
+
+
+def check_absent(store: Store, index: str) -> None:
+    """Check that an index can be made under a name.
+
+    Raises:
+        AlreadyExistsError: the store has an index or an alias of this name.
+        InUseError: the index was dropped, and its files are being removed.
+
+    """
+    if is_dropped(store, index):
+        raise InUseError(no_such_index(store, index), field="index")
+    check_no_alias(store, index)
+    if list_versions(store, index):
+        raise _exists(index)
+
+
+def _exists(index: str) -> AlreadyExistsError:
+    return AlreadyExistsError(f"there is an index {index!r} already")
+
+
+def _put(
+    store: Store,
+    lease: WorkLease,
+    files: Mapping[str, int | None],
+    *,
+    parent: int | None,
+    checked: Callable[[], Manifest],
+    is_in_line: Callable[[Manifest, bytes], bool],
+    overtaken: AlreadyExistsError,
+) -> Manifest:
+    """Put a manifest and return it; take it back if what `checked` found held no longer when it was put.
+
+    Args:
+        store: the store.
+        lease: names the files.
+        files: those of the manifest.
+        parent: version that the work started from; None: the index is new.
+        checked: checks what must hold before the put, and returns the manifest to put.
+        is_in_line: returns whether a manifest and its bytes, which were put, are the current version.
+        overtaken: the error if they are not.
+
+    """
+    published = checked()
+    for _ in range(MAX_CHECKS):
+        if not lease.lapsed():
+            break
+        # The lease expired while this process was stopped, so gc may have removed files.
+        lease.hold(parent=parent, files=files)
+        published = checked()
+    key, data = manifest_key(published.index, published.version), published.to_json()
+    try:
+        store.create(key, data)
+    except AlreadyExistsError as error:
+        raise overtaken from error
+    if not is_in_line(published, data):
+        # It was never the current version: a higher number existed before.
+        store.delete(key)
+        raise overtaken
+    _check_not_dropped(store, published)
+    if parent is None:
+        _check_not_aliased(store, published)
+    # A drop removes the leases, too.
+    if lease.lapsed() or not store.exists(lease.key):
+        _check_again(store, published, files)
     return published
 
 

@@ -210,9 +210,19 @@ class LogPlace:
         with copy.open("rb") as source, draft.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 22)
         rename_log(draft, log_id=log_id, index_id=index_id)
-        draft.rename(self._path)
+        # Not renamed: an index that was created under this name meanwhile may have a log.
+        try:
+            self._path.hardlink_to(draft)
+        except FileExistsError as error:
+            raise AlreadyExistsError(f"{self._path} was created meanwhile") from error
+        finally:
+            draft.unlink()
         sync_files(folder)
-        register(self._store, self._index, log_id, folder)
+        try:
+            register(self._store, self._index, log_id, folder)
+        except BaseException:
+            remove_files(folder)
+            raise
         with closing(SqliteLog(folder)) as log:
             return log.position()
 

@@ -218,8 +218,17 @@ class MutationLog(Protocol):
     def size_bytes(self) -> int:
         """Return the size of the log in bytes."""
 
-    def copy_to(self, path: Path) -> None:
-        """Write a consistent copy of the log to a new file, a database of SQLite, while others append."""
+    def copy_to(self, path: Path, *, after: int = 0) -> None:
+        """Write a consistent copy of the log to a new file, a database of SQLite, while others append.
+
+        Args:
+            path: of the file.
+            after: entries up to this sequence are left out.
+
+        Raises:
+            CorruptError: an entry is damaged or missing.
+
+        """
 
     def tidy(self) -> None:
         """Do periodic work that would hold up a commit; called after commits, outside of a transaction. Logs errors."""

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -45,9 +45,11 @@ from scannery.live.log.mutation_log import LogEntry, LogIdentity, LogReplacedErr
 from scannery.live.log.transaction import (
     SqliteTransaction,
     adopt,
+    answers_of,
     entries_after,
     identify,
     identity_of,
+    keep_answers,
     position_of,
     truncated_of,
     written_by,
@@ -281,16 +283,22 @@ class SqliteLog:
             self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if truncate else 'PASSIVE'})").fetchall()
             self._writer.set_busy_timeout(BUSY_MS)
 
-    def copy_to(self, path: Path) -> None:
-        """Write a consistent copy of the log to a new file, while others append."""
-        with self._read_lock, translated_errors(self.path):
-            os.close(open_private(path))
-            target = apsw.Connection(str(path))
+    def copy_to(self, path: Path, *, after: int = 0) -> None:
+        """Write a consistent copy of the log to a new file, while others append; see MutationLog."""
+        # Forks are prevented first: one that runs waits for the lock of the reader.
+        with no_forks(), self._read_lock, translated_errors(self.path):
+            reader = self._reading()
+            reader.execute("BEGIN")
             try:
-                with target.backup("main", self._reading(), "main") as backup:
-                    backup.step()
+                write_copy(
+                    path,
+                    identity_of(reader),
+                    max(after, truncated_of(reader)),
+                    lambda position: entries_after(reader, position, COPY_BYTES),
+                    answers_of(reader),
+                )
             finally:
-                target.close()
+                reader.execute("COMMIT")
 
     def close(self) -> None:
         """Close the connections; one whose commit takes longer than CLOSE_S stays open until the process ends."""
@@ -377,7 +385,11 @@ COPY_BYTES = 16 << 20
 
 
 def write_copy(
-    path: Path, identity: LogIdentity, truncated: int, read: Callable[[int], Sequence[LogEntry]]
+    path: Path,
+    identity: LogIdentity,
+    truncated: int,
+    read: Callable[[int], Sequence[LogEntry]],
+    answers: Iterable[apsw.SQLiteValues] = (),
 ) -> None:
     """Write entries to a new file.
 
@@ -386,6 +398,7 @@ def write_copy(
         identity: of the log.
         truncated: the sequence after which it begins.
         read: returns some entries after a sequence; none: there are none.
+        answers: rows of responses to requests.
 
     """
     os.close(open_private(path))
@@ -398,6 +411,7 @@ def write_copy(
             while entries := read(transaction.position):
                 for entry in entries:
                     transaction.append(entry.data)
+            keep_answers(connection, answers)
             connection.execute("COMMIT")
 
 

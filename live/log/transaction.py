@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import apsw
 
 from scannery.indexer import CorruptError
-from scannery.live.log.database import sqlite_version, upgrade
+from scannery.live.log.database import LOG_FORMAT, sqlite_version, upgrade
 from scannery.live.log.mutation_log import (
     KEEP_ANSWERS_S,
     Answer,
@@ -23,9 +23,11 @@ from scannery.live.log.mutation_log import (
 __all__ = [
     "SqliteTransaction",
     "adopt",
+    "answers_of",
     "entries_after",
     "identify",
     "identity_of",
+    "keep_answers",
     "position_of",
     "truncated_of",
     "written_by",
@@ -180,6 +182,19 @@ def truncated_of(connection: apsw.Connection) -> int:
     """Return the sequence up to which records were removed."""
     value: int = connection.execute("SELECT value FROM state WHERE name = 'truncated'").get
     return value
+
+
+def answers_of(connection: apsw.Connection) -> Iterator[apsw.SQLiteValues]:
+    """Yield the rows of the responses to past requests, for `keep_answers`."""
+    digest = "digest" if connection.pragma("user_version") == LOG_FORMAT else "NULL"
+    yield from connection.execute(f"SELECT request_id, sequence, count, answered_at, {digest} FROM answers")
+
+
+def keep_answers(connection: apsw.Connection, rows: Iterable[apsw.SQLiteValues]) -> None:
+    """Store rows of responses, inside a transaction."""
+    connection.executemany(
+        "INSERT INTO answers (request_id, sequence, count, answered_at, digest) VALUES (?, ?, ?, ?, ?)", rows
+    )
 
 
 def _checksum(sequence: int, data: bytes) -> int:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from scannery.live.log.database import check_sqlite
 from scannery.live.log.homes import log_changes
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
+from scannery.live.maintenance import copies
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.locks import Task
 from scannery.live.maintenance.replacement import Replacement
@@ -187,6 +189,20 @@ class Catalog:
             finally:  # also if it fails after the index has become invisible
                 self._drops.change(name)
 
+    def branch(
+        self, name: str, branch: str, *, version: int | None, time: datetime | None, request_id: str
+    ) -> None:
+        """Make an index of its own with the content of another one; arguments and errors are those of `branch`."""
+        copies.branch(
+            self.store,
+            name,
+            branch,
+            version=version,
+            time=time,
+            log_root=self._opener.log_root,
+            request_id=request_id,
+        )
+
     def replacement(self, name: str) -> Replacement:
         """Begin to replace all datapoints of an index; raises as `snapshot`, and as `Replacement`."""
         self.live(name)  # which the caller must be allowed to see
@@ -256,10 +272,11 @@ class Catalog:
         """
         with suppress(IndexerError):
             version = latest_version(self.store, name)
-            current = self._entries.get(name)
-            if version and self._opener.new_bytes(name, version, current) <= self._upkeep.small_bytes:
+            if version is None:
+                return False
+            if self._opener.new_bytes(name, version, self._entries.get(name)) <= self._upkeep.small_bytes:
                 self.open_created(name, wait_s=wait_s)
-                return True
+            return True
         return False
 
     def note_write(self) -> None:
@@ -357,7 +374,7 @@ class Catalog:
             raise self._unknown(name)
         if entry.live is None:
             # Without the traceback of earlier requests that got this error.
-            error = entry.opening.error or self._unknown(name)
+            error = entry.opening.error or _busy(name, "it is being opened", self._upkeep.wait_s)
             # The text of an OSError names paths of this machine.
             error = StoreError(entry.opening.problem) if isinstance(error, OSError) else error
             raise error.with_traceback(None)
@@ -496,7 +513,7 @@ class Catalog:
             self._looks.release()
         entry = self._entries.get(name)
         if entry is None and is_there:
-            raise _busy(name, "another index is being opened", self._upkeep.wait_s)
+            raise _busy(name, "it or another index is being opened", self._upkeep.wait_s)
         return entry
 
     def _forget(self, name: str, *, finish: bool = True, dropped: bool = False) -> None:

@@ -51,7 +51,7 @@ from scannery.serving.services.embedding import AllowedModels
 from scannery.serving.services.registry import UnaryMethod
 from scannery.v1 import index_pb2 as pb
 
-__all__ = ["Alteration", "Creation"]
+__all__ = ["Alteration", "Creation", "check_may_create", "check_request_id", "check_room"]
 
 
 class VectorSpaces:
@@ -144,6 +144,28 @@ def encoder_options(spec: EncoderSpec | None) -> dict[str, Any] | None:
     return None if spec is None else spec.documents.model_dump(exclude={"device", "dtype"})
 
 
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidRequestError if the id of a request is too long."""
+    size = len(request_id.encode())
+    if size > limits.MAX_REQUEST_ID_BYTES:
+        raise InvalidRequestError.at(
+            "request_id", f"must have at most {limits.MAX_REQUEST_ID_BYTES} bytes, got {size}"
+        )
+
+
+def check_may_create(catalog: Catalog, name: str, field: str) -> None:
+    """Raise PermissionDeniedError if the caller may not create an index of a name here; `field` has the name."""
+    if not (is_visible(name) and catalog.serves(name)):
+        what = f"index {name!r:.100} is not among those that these credentials and this server are for"
+        raise PermissionDeniedError(f"{field}: {what}", field=field)
+
+
+def check_room(catalog: Catalog) -> None:
+    """Raise OverloadedError if the store has as many indexes as it may have."""
+    if len(catalog.store.folders()) >= limits.MAX_INDEXES:
+        raise OverloadedError(f"the store has {limits.MAX_INDEXES} indexes, which is the limit")
+
+
 class Creation:
     """CreateIndex over one catalog. Safe to use from several threads."""
 
@@ -163,12 +185,8 @@ class Creation:
         """Create an empty index and open it here; other processes open it within a second."""
         spec = _parsed_spec(request.spec_json)
         _check_no_path(spec)
-        size = len(request.request_id.encode())
-        if size > limits.MAX_REQUEST_ID_BYTES:
-            raise InvalidRequestError.at(
-                "request_id", f"must have at most {limits.MAX_REQUEST_ID_BYTES} bytes, got {size}"
-            )
-        self._check_name(spec.index)
+        check_request_id(request.request_id)
+        check_may_create(self._catalog, spec.index, "spec.index")
         if request.keep_existing and (kept := self._kept(spec, request.dimensions)) is not None:
             return kept
         if spec.reranker is not None:
@@ -176,8 +194,7 @@ class Creation:
         unnamed = self._unnamed(spec, request.dimensions)
         named = self._spaces.of_names(spec, spec.named_vectors.keys(), "spec")
         deadline.check()
-        if len(self._catalog.store.folders()) >= limits.MAX_INDEXES:
-            raise OverloadedError(f"the store has {limits.MAX_INDEXES} indexes, which is the limit")
+        check_room(self._catalog)
         try:
             manifest = create_index(
                 self._catalog.store,
@@ -211,11 +228,6 @@ class Creation:
         self._catalog.open_created(spec.index)
         aliases = self._catalog.aliases.of(spec.index)
         return pb.CreateIndexResponse(index=index_info(manifest, details=True, aliases=aliases))
-
-    def _check_name(self, name: str) -> None:
-        if not (is_visible(name) and self._catalog.serves(name)):
-            what = f"index {name!r} is not among those that these credentials and this server are for"
-            raise PermissionDeniedError(f"spec.index: {what}", field="spec.index")
 
     def _unnamed(self, spec: IndexSpec, dimensions: int) -> VectorsInfo:
         """Return what is known of the unnamed vectors; the encoder tells their dimensions, or the request."""

@@ -64,6 +64,7 @@ from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.services.aggregation import Aggregation
 from scannery.serving.services.batches import Batches
+from scannery.serving.services.branching import Branching
 from scannery.serving.services.creation import Alteration, Creation
 from scannery.serving.services.embedding import Embedding, KnownEncoders
 from scannery.serving.services.index import (
@@ -153,6 +154,7 @@ class Service(MethodRegistry):
             **Indexes(catalog, self._shards).methods,
             **Creation(catalog, models).methods,
             **Alteration(catalog, models).methods,
+            **Branching(catalog).methods,
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
             **QuerySamples(catalog, sample_queries).methods,
@@ -465,7 +467,7 @@ _OF_EVERY_SERVER = {
     *("Search", "SearchMany", "Get", "Scan", "Count", "Facets", "AttributeStats", "Feedback"),
     *("Embed", "ListEncoders"),
     *("ListIndexes", "GetIndex", "ListAliases", "SetAlias", "DeleteAlias"),
-    *("Upsert", "Delete", "DeleteWhere", "UpdateWhere"),
+    *("Upsert", "Delete", "DeleteWhere", "UpdateWhere", "BranchIndex"),
 }
 
 

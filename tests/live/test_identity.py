@@ -37,7 +37,7 @@ from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
 from scannery.live.log.registry import registered
 from scannery.live.log.sqlite_log import SqliteLog
-from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.copies import restore, snapshot
 from scannery.live.maintenance.lag import log_status
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.retry import Deadline
@@ -85,17 +85,17 @@ def opened(store: Path, log: LogRoot | None = None) -> Iterator[Catalog]:
         catalog.close()
 
 
-def write(catalog: Catalog, name: str, request_id: str = "") -> int:
+def write(catalog: Catalog, name: str, request_id: str = "", *, index: str = "live") -> int:
     point = types_pb2.Datapoint(id=name, vector=types_pb2.Vector(values=VECTOR))
     request = index_pb2.UpsertRequest(
-        index="live", upserts=[index_pb2.Upsert(datapoint=point)], request_id=request_id
+        index=index, upserts=[index_pb2.Upsert(datapoint=point)], request_id=request_id
     )
     return int(Writes(catalog).upsert(request, Deadline.after(20)).sequence)
 
 
-def ids(catalog: Catalog, *names: str) -> list[bool]:
-    index = catalog.snapshot("live").index
-    found = {name for segment, rows_R in index.live_rows() for name in segment.ids.take(rows_R).to_pylist()}
+def ids(catalog: Catalog, *names: str, index: str = "live") -> list[bool]:
+    rows = catalog.snapshot(index).index.live_rows()
+    found = {name for segment, rows_R in rows for name in segment.ids.take(rows_R).to_pylist()}
     return [name in found for name in names]
 
 

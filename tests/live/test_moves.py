@@ -29,11 +29,11 @@ from scannery.indexer import (
 )
 from scannery.live.log.mutation_log import WrongLogError
 from scannery.live.log.sqlite_log import SqliteLog
-from scannery.live.maintenance import backup as backup_module
+from scannery.live.maintenance import copies as copies_module
 from scannery.live.maintenance import merge as merging
 from scannery.live.maintenance import rollback as undoing
 from scannery.live.maintenance import seal as sealing
-from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.copies import restore, snapshot
 from scannery.live.maintenance.locks import locked
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.merge_policy import due
@@ -543,16 +543,16 @@ def test_what_was_written_to_a_backup_that_is_served_is_restored_too(
 def test_gc_leaves_alone_what_is_copied_into_a_backup(
     path: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_files = backup_module._copy_files
+    copy_files = copies_module._copy_files
 
-    def meanwhile(source: Store, target: Store, manifest: Manifest) -> int:
+    def meanwhile(source: Store, target: Store, manifest: Manifest, name: str) -> int:
         with scannery.connect(path) as client:
             client.index("live").delete([f"id{number}" for number in range(ROWS)])
         seal(store, "live")
         collect_garbage(store, "live", keep=1, min_age=timedelta(0))
-        return copy_files(source, target, manifest)
+        return copy_files(source, target, manifest, name)
 
-    monkeypatch.setattr(backup_module, "_copy_files", meanwhile)
+    monkeypatch.setattr(copies_module, "_copy_files", meanwhile)
     backup = Store.open(tmp_path / "backup", create=True)
     assert snapshot(store, "live", backup).version == 1
     assert verify(backup, "live").problems == ()

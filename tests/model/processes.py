@@ -22,7 +22,7 @@ from typing import Any
 
 import scannery
 from scannery.indexer import Store, list_versions
-from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.copies import restore, snapshot
 from scannery.live.maintenance.scheduler import PROGRAM
 from tests.data import ROOT
 from tests.live.torture import ServerProcess

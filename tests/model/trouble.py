@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import scannery
 from scannery.indexer import Store
 from scannery.indexer.errors import IndexerError
-from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.copies import restore, snapshot
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import ServingError

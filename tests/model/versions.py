@@ -20,7 +20,7 @@ from scannery.indexer import (
     rollback,
     verify,
 )
-from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.copies import restore, snapshot
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build, compact, export

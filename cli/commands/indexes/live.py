@@ -1,4 +1,4 @@
-"""`scannery index seal | merge | snapshot | restore | log | drop`: live updates, backups, and removal."""
+"""`scannery index seal | merge | snapshot | restore | branch | log | drop`: live updates, backups, and removal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def snapshot_command(
     as_json: JsonOption = False,
 ) -> None:
     """Copy an index with its live updates to another store, also while it is served and written to."""
-    from scannery.live.maintenance.backup import snapshot
+    from scannery.live.maintenance.copies import snapshot
 
     opened = Store.open(store)
     name = index_of(opened, name)
@@ -106,7 +106,7 @@ def restore_command(
     as_json: JsonOption = False,
 ) -> None:
     """Copy an index from a snapshot into a store that does not have it."""
-    from scannery.live.maintenance.backup import restore
+    from scannery.live.maintenance.copies import restore
 
     with _taken_is_usage("--store"):
         root = given_log_root(log)
@@ -118,6 +118,64 @@ def restore_command(
             f"Restored version {report.version} of {name} and its mutations up to {report.sequence}: "
             f"{report.files} files, {size_text(report.size_bytes)}."
         )
+
+
+@index_app.command("branch", no_args_is_help=True)
+def branch_command(
+    name: NameArgument,
+    branch: Annotated[str, typer.Argument(metavar="NEW", help="Name of the branch.")],
+    target: TargetOption = None,
+    store: OptionalStore = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Version to branch from, without live updates after it.")
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|AGO",
+            help="Branch from the newest version of that time or before: ISO 8601, or 2h or 7d ago.",
+        ),
+    ] = None,
+    log: LogOption = "",
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an index of its own with the content of another one; both share their files until they differ."""
+    if version is not None and time is not None:
+        raise typer.BadParameter("give either --version or --time")
+    if (target is None) == (store is None):
+        raise typer.BadParameter("give either --target HOST:PORT or --store URI")
+    if target is not None:
+        if log:
+            raise typer.BadParameter("--log is for --store")
+        with connected(target, None, timeout_s=timeout) as client:
+            client.branch_index(name, branch, version=version, time=time)
+        made: dict[str, object] = {"index": branch}
+    else:
+        made = _branched(Store.open(str(store)), name, branch, version=version, time=time, log=log)
+    if as_json:
+        print_json(made)
+        return
+    content = f", of version {made['version']} and mutations up to {made['sequence']}" if store else ""
+    typer.echo(f"{branch} is a branch of {name}{content}; both share their files until they differ.")
+
+
+def _branched(
+    opened: Store, name: str, branch: str, *, version: int | None, time: str | None, log: str
+) -> dict[str, object]:
+    from scannery.client.request.lifecycle_calls import build_time
+    from scannery.live.maintenance import copies
+
+    with _taken_is_usage("NEW"):
+        report = copies.branch(
+            opened,
+            index_of(opened, name),
+            branch,
+            version=version,
+            time=None if time is None else build_time(time),
+            log_root=given_log_root(log),
+        )
+    return asdict(report)
 
 
 @index_app.command("log")

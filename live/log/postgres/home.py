@@ -214,6 +214,8 @@ class PostgresHome:
 
     def place(self, copy: Path, *, log_id: str, index_id: str) -> int:
         """Write a copy of a log to the database, and return its last sequence; see LogHome."""
+        # First, so that a drop finds what a killed process leaves.
+        register(self._store, self._index, log_id, self._database.where)
         self._insert(log_id, index_id)
         position, entries = read_copy(copy)
         batch: list[bytes] = []
@@ -224,9 +226,7 @@ class PostgresHome:
             if size_bytes >= COPY_BYTES:
                 position = self._append(log_id, batch, position)
                 batch, size_bytes = [], 0
-        position = self._append(log_id, batch, position)
-        register(self._store, self._index, log_id, self._database.where)
-        return position
+        return self._append(log_id, batch, position)
 
     def _append(self, log_id: str, batch: list[bytes], after: int) -> int:
         with turn(self._database, log_id, after=after, index_id=None) as transaction:

@@ -192,10 +192,9 @@ class PostgresLog:
             (KEEP_ANSWERS_S,),
         )
 
-    def copy_to(self, path: Path) -> None:
+    def copy_to(self, path: Path, *, after: int = 0) -> None:
         """Write a consistent copy of the log to a new file; see MutationLog."""
-        truncated, identity = self.truncated(), self.identity()
-        write_copy(path, identity, truncated, self.read)
+        write_copy(path, self.identity(), max(after, self.truncated()), self.read)
 
     def close(self) -> None:
         """Follow the log no longer; its connections are others', too."""

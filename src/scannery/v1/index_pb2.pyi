@@ -502,6 +502,74 @@ class AlterIndexResponse(_message.Message):
 Global___AlterIndexResponse: _TypeAlias = AlterIndexResponse  # noqa: Y015
 
 @_typing.final
+class BranchIndexRequest(_message.Message):
+    """The index to branch from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    BRANCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Required. Name of the index whose content the branch gets."""
+    branch: _builtins.str
+    """Required. Name of the branch: a name that no index and no alias has."""
+    version: _builtins.int
+    """Version whose content it gets, without live updates after it. Neither this nor `time`: the present state, with all writes that
+    were acknowledged.
+    """
+    request_id: _builtins.str
+    """Makes a retry harmless: a branch that was made by a request with the same id is returned. At most 64 bytes."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Takes the newest version that was committed then or before; not with `version`. NOT_FOUND if none of that age is kept."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        branch: _builtins.str = ...,
+        version: _builtins.int | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "time", b"time", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "branch", b"branch", "index", b"index", "request_id", b"request_id", "time", b"time", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
+
+Global___BranchIndexRequest: _TypeAlias = BranchIndexRequest  # noqa: Y015
+
+@_typing.final
+class BranchIndexResponse(_message.Message):
+    """The branch is durable and takes writes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def index(self) -> Global___IndexInfo:
+        """The branch as made; `rows` are those of its version, without live updates after it."""
+
+    def __init__(
+        self,
+        *,
+        index: Global___IndexInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BranchIndexResponse: _TypeAlias = BranchIndexResponse  # noqa: Y015
+
+@_typing.final
 class DropIndexRequest(_message.Message):
     """The index to remove."""
 

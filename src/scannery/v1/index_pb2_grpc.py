@@ -70,6 +70,11 @@ class IndexServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_index__pb2.AlterIndexRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_index__pb2.AlterIndexResponse.FromString,
                 _registered_method=True)
+        self.BranchIndex = channel.unary_unary(
+                '/scannery.v1.IndexService/BranchIndex',
+                request_serializer=scannery_dot_v1_dot_index__pb2.BranchIndexRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.BranchIndexResponse.FromString,
+                _registered_method=True)
         self.DropIndex = channel.unary_unary(
                 '/scannery.v1.IndexService/DropIndex',
                 request_serializer=scannery_dot_v1_dot_index__pb2.DropIndexRequest.SerializeToString,
@@ -155,6 +160,14 @@ class IndexServiceServicer(object):
 
     def AlterIndex(self, request, context):
         """Changes the spec of an index while it is served: it becomes a new version. Needs `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BranchIndex(self, request, context):
+        """Makes an index of its own with the content of another one, in about a second at any size: both share their files until they
+        differ. Needs `admin`, and `read` for the content. ALREADY_EXISTS if there is an index or an alias of its name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -246,6 +259,11 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     servicer.AlterIndex,
                     request_deserializer=scannery_dot_v1_dot_index__pb2.AlterIndexRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_index__pb2.AlterIndexResponse.SerializeToString,
+            ),
+            'BranchIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.BranchIndex,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.BranchIndexRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.BranchIndexResponse.SerializeToString,
             ),
             'DropIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.DropIndex,
@@ -473,6 +491,33 @@ class IndexService(object):
             '/scannery.v1.IndexService/AlterIndex',
             scannery_dot_v1_dot_index__pb2.AlterIndexRequest.SerializeToString,
             scannery_dot_v1_dot_index__pb2.AlterIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BranchIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/BranchIndex',
+            scannery_dot_v1_dot_index__pb2.BranchIndexRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.BranchIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,10 @@ class IndexServiceStub:
     """Creates an empty index, which takes writes at once. ALREADY_EXISTS if there is one of this name. Needs `admin`."""
     AlterIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.AlterIndexRequest, _index_pb2.AlterIndexResponse]
     """Changes the spec of an index while it is served: it becomes a new version. Needs `admin`."""
+    BranchIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.BranchIndexRequest, _index_pb2.BranchIndexResponse]
+    """Makes an index of its own with the content of another one, in about a second at any size: both share their files until they
+    differ. Needs `admin`, and `read` for the content. ALREADY_EXISTS if there is an index or an alias of its name.
+    """
     DropIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.DropIndexRequest, _index_pb2.DropIndexResponse]
     """Removes an index with all its versions and its log. Needs `admin`."""
     SetAlias: _grpc.UnaryUnaryMultiCallable[_index_pb2.SetAliasRequest, _index_pb2.SetAliasResponse]
@@ -81,6 +85,10 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """Creates an empty index, which takes writes at once. ALREADY_EXISTS if there is one of this name. Needs `admin`."""
     AlterIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.AlterIndexRequest, _index_pb2.AlterIndexResponse]  # type: ignore[assignment]
     """Changes the spec of an index while it is served: it becomes a new version. Needs `admin`."""
+    BranchIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.BranchIndexRequest, _index_pb2.BranchIndexResponse]  # type: ignore[assignment]
+    """Makes an index of its own with the content of another one, in about a second at any size: both share their files until they
+    differ. Needs `admin`, and `read` for the content. ALREADY_EXISTS if there is an index or an alias of its name.
+    """
     DropIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.DropIndexRequest, _index_pb2.DropIndexResponse]  # type: ignore[assignment]
     """Removes an index with all its versions and its log. Needs `admin`."""
     SetAlias: _aio.UnaryUnaryMultiCallable[_index_pb2.SetAliasRequest, _index_pb2.SetAliasResponse]  # type: ignore[assignment]
@@ -154,6 +162,16 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_index_pb2.AlterIndexResponse, _abc.Awaitable[_index_pb2.AlterIndexResponse]]:
         """Changes the spec of an index while it is served: it becomes a new version. Needs `admin`."""
+
+    @_abc_1.abstractmethod
+    def BranchIndex(
+        self,
+        request: _index_pb2.BranchIndexRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.BranchIndexResponse, _abc.Awaitable[_index_pb2.BranchIndexResponse]]:
+        """Makes an index of its own with the content of another one, in about a second at any size: both share their files until they
+        differ. Needs `admin`, and `read` for the content. ALREADY_EXISTS if there is an index or an alias of its name.
+        """
 
     @_abc_1.abstractmethod
     def DropIndex(

@@ -109,9 +109,40 @@ def test_seal_merge_snapshot_and_restore(
         assert client.index("library").get(["new0"]) == [None]
     status, _, err = run(capsys, "index", "restore", "library", "--store", str(back), "--from", str(copy))
     assert status == 2
-    assert "has an index 'library' already" in err
+    assert "there is an index 'library' already" in err
     assert run(capsys, "index", "seal", "nobody", "--store", str(store))[0] == 3
     assert not (store / "nobody").exists()
+
+
+def test_branch(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("index", "branch", "library")
+    with serving(store, log=str(tmp_path / "logs")) as server:
+        with scannery.connect(server.address) as client:
+            client.index("library").upsert([point(0)])  # type: ignore[list-item]
+        status, out, _ = run(capsys, *command, "served", "--target", server.address)
+        text = "both share their files until they differ.\n"
+        assert (status, out) == (0, f"served is a branch of library; {text}")
+        with scannery.connect(server.address) as client:
+            assert client.index("served").count() == 601
+    where = ("--store", str(store), "--log", str(tmp_path / "logs"))
+    status, out, _ = run(capsys, *command, "trial", *where)
+    content = "of version 1 and mutations up to 1"
+    assert (status, out) == (0, f"trial is a branch of library, {content}; {text}")
+    status, out, _ = run(capsys, *command, "first", *where, "--version", "1", "--json")
+    assert (status, json.loads(out)["sequence"]) == (0, 0)
+    assert run(capsys, *command, "now", *where, "--time", "0s")[0] == 0
+    for options, code, message in (
+        (("trial", *where), 2, "there is an index 'trial' already"),
+        (("A", *where), 2, "branch: must match"),
+        (("new",), 2, "give either --target HOST:PORT or --store URI"),
+        (("new", *where, "--version", "1", "--time", "1h"), 2, "give either --version or --time"),
+        (("new", *where, "--time", "soon"), 2, "must be a time in ISO 8601"),
+        (("new", *where, "--time", "2020-01-01"), 3, "has no version of 2020-01-01T00:00:00+00:00 or before"),
+        (("new", "--target", "localhost:1", "--log", "logs"), 2, "--log is for --store"),
+    ):
+        status, _, err = run(capsys, *command, *options)
+        assert (status, message in " ".join(err.split())) == (code, True), err
+    assert not (store / "new").exists()
 
 
 def test_a_log_that_an_earlier_release_made_is_shown(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

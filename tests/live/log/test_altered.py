@@ -30,7 +30,7 @@ from scannery.live.leaf_index import LeafIndex
 from scannery.live.log.mutation_log import Answer
 from scannery.live.log.records import Mutation, columns_version_of, decode, encode, rows_fit
 from scannery.live.log.sqlite_log import SqliteLog
-from scannery.live.maintenance.backup import snapshot
+from scannery.live.maintenance.copies import snapshot
 from scannery.live.maintenance.seal import seal
 from scannery.live.writing.group_commit import Write, Writer
 from scannery.pipelines import build
@@ -203,11 +203,11 @@ def test_a_backup_of_a_version_has_no_log_of_a_later_one(
 ) -> None:
     first, copy, changes = actor("s1"), SqliteLog.copy_to, [ADDED["attribute"]]
 
-    def altered(log: SqliteLog, target: Path) -> None:
+    def altered(log: SqliteLog, target: Path, *, after: int) -> None:
         if changes:
             first.index.alter(**changes.pop())
             first.index.upsert([new_x("attribute")])
-        copy(log, target)
+        copy(log, target, after=after)
 
     monkeypatch.setattr(SqliteLog, "copy_to", altered)
     snapshot(Store.open(path), "altered", Store.open(path.parent / "backup", create=True))

@@ -17,7 +17,7 @@ from scannery.live.log.homes import forget_log
 from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
 from scannery.live.log.registry import Registration, registered
-from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.copies import branch, restore, snapshot
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.lag import log_status
 from scannery.live.maintenance.rollback import rollback
@@ -212,6 +212,60 @@ def test_a_backup_is_restored_into_either_kind_of_log(
     with opened(path, url) as catalog:
         assert write(catalog, "d") == 3  # the restored index is a fork
         assert ids(catalog, "c", "d") == [False, True]
+
+
+def test_a_branch_has_a_log_of_its_own(path: Path, url: DatabaseUrl, postgres: PostgresServer) -> None:
+    store = Store.open(path)
+    with opened(path, url) as catalog:
+        write(catalog, "a")
+        seal(store, "live", log_root=url)
+        write(catalog, "b")
+    assert branch(store, "live", "trial", log_root=url).sequence == 2
+    assert branch(store, "live", "first", log_root=url, version=1).sequence == 0
+    assert [count(postgres, url, table) for table in ("logs", "records")] == [2, 3]
+    with opened(path, url) as catalog:
+        assert write(catalog, "c", index="trial") == write(catalog, "d") == 3
+        assert write(catalog, "e", index="first") == 1
+        names = ("a", "b", "c", "d", "e")
+        assert ids(catalog, *names) == [True, True, False, True, False]
+        assert ids(catalog, *names, index="trial") == [True, True, True, False, False]
+        assert ids(catalog, *names, index="first") == [False, False, False, False, True]
+    drop(store, "live", log_root=url)
+    with opened(path, url) as catalog:
+        assert ids(catalog, *names, index="trial") == [True, True, True, False, False]
+    with pytest.raises(WrongLogError, match="postgresql://127.0.0.1"):
+        branch(store, "trial", "second")
+    assert branch(store, "trial", "second", log_root=url).sequence == 3
+
+
+def test_a_branch_that_is_killed_leaves_a_log_that_a_drop_removes(
+    path: Path, url: DatabaseUrl, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(path)
+    with opened(path, url) as catalog:
+        write(catalog, "a")
+
+    def interrupted(*_: object, **_named: object) -> None:
+        raise StoreError("the database is gone")
+
+    monkeypatch.setattr("scannery.live.log.postgres.home.PostgresHome._append", interrupted)
+    with pytest.raises(StoreError, match="is gone"):
+        branch(store, "live", "trial", log_root=url)
+    assert store.list("trial") == []
+    assert count(postgres, url, "logs") == 1
+    monkeypatch.setattr(
+        "scannery.live.maintenance.copies.forget", interrupted
+    )  # as a kill: nothing is taken back
+    monkeypatch.setattr("scannery.live.log.postgres.home.PostgresHome.remove", interrupted)
+    with pytest.raises(StoreError, match="is gone"):
+        branch(store, "live", "trial", log_root=url)
+    monkeypatch.undo()
+    assert count(postgres, url, "logs") == 2
+    with pytest.raises(AlreadyExistsError, match="`scannery index drop trial` removes it"):
+        branch(store, "live", "trial", log_root=url)
+    drop(store, "trial", log_root=url)
+    assert count(postgres, url, "logs") == 1
+    assert branch(store, "live", "trial", log_root=url).sequence == 1
 
 
 def test_commands_find_the_log_by_the_environment(

@@ -31,7 +31,7 @@ from scannery.indexer import (
     verify,
 )
 from scannery.live.log.records import Mutation, decode, encode, rows_fit
-from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.copies import restore, snapshot
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal

@@ -8,7 +8,7 @@ import pytest
 
 import scannery
 from scannery.indexer import Store
-from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.copies import restore, snapshot
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import compact
