@@ -82,6 +82,14 @@ FieldsOption = Annotated[
 WhereOption = Annotated[
     str | None, typer.Option("--where", metavar="JSON", help='Filter, such as {"year": {"$gte": 2020}}.')
 ]
+VectorModelOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="The model that made given vectors: its name, its digest, or the first 8 digits of that or more. An error "
+        "where the index has vectors of another model.",
+    ),
+]
 VectorsOption = Annotated[
     str | None,
     typer.Option(

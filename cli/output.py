@@ -180,6 +180,8 @@ def print_explanation(explanation: Explanation) -> None:
             typer.echo(f"    {weight:+.3f} × {name}")
     for model in explanation.query_models:
         typer.echo(f"  a text is encoded by {model}")
+    for warning in explanation.warnings:
+        typer.echo(f"  warning: {warning}")
     if explanation.phrases:
         typer.echo(f"  all hits have {', '.join(explanation.phrases)}")
     for plan in explanation.segments:

@@ -175,6 +175,8 @@ class UploadReport:
     failures: Sequence[Failure] = ()
     ignored: Sequence[str] = ()
     """Fields that the index has no place for."""
+    warnings: Sequence[str] = ()
+    """What may be wrong with what was written."""
 
     def exceeds(self, limit: float) -> bool:
         """Return whether more records were refused than a limit allows (scannery.indexer.spec.source_spec)."""
@@ -195,6 +197,7 @@ class UploadReport:
             "sequence": self.sequence,
             **({"refused": refused} if refused else {}),
             **({"ignored": list(self.ignored)} if self.ignored else {}),
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 
 
@@ -206,14 +209,21 @@ class Upload:
         files: as `read_records` takes them.
         batch: records in one call.
         report: told how many records are done.
+        vector_model: that made given vectors; None: not known.
 
     """
 
     def __init__(
-        self, index: Index, files: Sequence[str], batch: int, report: Callable[[int], object]
+        self,
+        index: Index,
+        files: Sequence[str],
+        batch: int,
+        report: Callable[[int], object],
+        *,
+        vector_model: str | None = None,
     ) -> None:
         self._index, self._files, self._batch = index, files, batch
-        self._report = report
+        self._report, self._vector_model = report, vector_model
         self._positions = RecordPositions()
         self._done = 0
         self._reader, self._spec = _reader_of(index)
@@ -236,6 +246,7 @@ class Upload:
                 # One after the other, so that what was written before an error is the beginning of the input.
                 in_flight=IN_FLIGHT if skips else 1,
                 errors="return" if skips else "raise",
+                vector_model=self._vector_model,
                 progress=self._note,
             )
         except ScanneryError as error:
@@ -249,14 +260,14 @@ class Upload:
             for outcome in done.failed
         ]
         count = len(self._positions) - len(failures)
-        return UploadReport(count, done.written, done.sequence, failures, self._ignored())
+        return UploadReport(count, done.written, done.sequence, failures, self._ignored(), done.warnings)
 
     def update(self) -> UploadReport:
         """Change fields of existing datapoints; raises as `upsert`."""
         points, count, sequence = self._points(), 0, 0
         while part := list(itertools.islice(points, self._batch)):
             try:
-                done = self._index.update(part)
+                done = self._index.update(part, vector_model=self._vector_model)
             except ScanneryError as error:
                 raise self._explained(error, first=len(self._positions) - len(part)) from error
             count, sequence = count + done.written, done.sequence

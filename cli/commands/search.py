@@ -18,6 +18,7 @@ from scannery.cli.options import (
     TargetOption,
     TimeoutOption,
     TyposOption,
+    VectorModelOption,
     VectorsOption,
     connected,
     parsed_json,
@@ -101,6 +102,7 @@ def search(
         ),
     ] = None,
     vectors: VectorsOption = None,
+    vector_model: VectorModelOption = None,
     max_per_group: Annotated[
         list[str] | None,
         typer.Option(
@@ -192,6 +194,7 @@ def search(
         "prefix": prefix,
         "explain": explain,
         "fields": fields or None,
+        "vector_model": vector_model,
     }
     if vectors is not None:
         options["vectors"] = vector_choices(vectors)

@@ -16,6 +16,7 @@ from scannery.cli.options import (
     StoreOption,
     TargetOption,
     TimeoutOption,
+    VectorModelOption,
     WhereOption,
     connected,
     parsed_json,
@@ -71,6 +72,7 @@ def upsert(
             "code 7. Default: the first refused record ends the command, and its batch is not written.",
         ),
     ] = None,
+    vector_model: VectorModelOption = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,7 +85,7 @@ def upsert(
         raise typer.BadParameter("--allow-errors is not for --update")
     limit = _limit(allow_errors)
     with connected(target, store, timeout_s=timeout) as client:
-        upload = Upload(client.index(index), files, batch, _report)
+        upload = Upload(client.index(index), files, batch, _report, vector_model=vector_model)
         done = upload.update() if update else upload.upsert(skips=limit is not None)
     if sys.stderr.isatty():
         typer.echo("", err=True)
@@ -99,6 +101,8 @@ def upsert(
             typer.echo(f"and {len(done.failures) - SHOWN:,} more records were refused", err=True)
     if done.ignored:
         typer.echo(f"not written, the index has no place for: {', '.join(done.ignored)}", err=True)
+    for warning in done.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if limit is not None and done.exceeds(limit):
         raise typer.Exit(PARTIAL)
 

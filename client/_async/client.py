@@ -74,6 +74,7 @@ class AsyncClient:
         sparse: bool | None = None,
         chunk: Mapping[str, Any] | None = None,
         distance: Distance | None = None,
+        vector_model: str | None = None,
         vectors: Literal["required", "optional"] | None = None,
         named_vectors: NamedVectors | None = None,
         target_recall: float | None = None,
@@ -99,6 +100,7 @@ class AsyncClient:
             sparse: whether datapoints may have sparse vectors.
             chunk: how texts are cut into passages, as `source.chunk` in SPEC.yaml: `{"max_tokens": 128}`.
             distance: how vectors are compared; default: `cosine`.
+            vector_model: the model of the vectors that you write, as in SPEC.yaml; with an encoder it is that one's.
             vectors: whether a datapoint must have a vector; default: `optional` with a name, `required` with a mapping.
                 With `optional` and neither encoder nor dimensions, none can have one.
             named_vectors: name → further vectors of a datapoint: the model that makes them of texts, their number of
@@ -128,6 +130,7 @@ class AsyncClient:
                 sparse=sparse,
                 chunk=chunk,
                 distance=distance,
+                vector_model=vector_model,
                 vectors=vectors,
                 named_vectors=named_vectors,
                 target_recall=target_recall,

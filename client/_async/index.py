@@ -201,6 +201,7 @@ class AsyncIndex(AsyncWrites):
         vectors: Literal["optional"] | None = None,
         named_vectors: NamedVectors | None = None,
         encoder: Mapping[str, Any] | None = None,
+        vector_model: str | None = None,
         target_recall: float | None = None,
         reranker: str | Mapping[str, Any] | None = None,
         search: Mapping[str, Any] | None = None,
@@ -220,6 +221,7 @@ class AsyncIndex(AsyncWrites):
             named_vectors: name → new named vectors, as in `create_index`; datapoints have none until they are written.
             encoder: `{"query_model": …}`: a model for queries alone, or None for that of the documents; other keys of
                 `encoder` stay.
+            vector_model: the model of the vectors that you write, if none was named before.
             target_recall: share of the true nearest neighbours that searches find.
             reranker: a cross-encoder for `rerank`: its name, or a mapping as in SPEC.yaml.
             search: defaults of searches, as in SPEC.yaml; other keys of `search` stay.
@@ -240,6 +242,7 @@ class AsyncIndex(AsyncWrites):
                 vectors=vectors,
                 named_vectors=named_vectors,
                 encoder=encoder,
+                vector_model=vector_model,
                 target_recall=target_recall,
                 reranker=reranker,
                 search=search,

@@ -106,17 +106,28 @@ class Writes(Aggregations):
         self,
         points: Iterable[NewDatapoint],
         *,
+        vector_model: str | None = None,
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Written: ...
 
     @overload
     def upsert(
-        self, points: Table, *, request_id: None = None, timeout_s: float | None = None
+        self,
+        points: Table,
+        *,
+        vector_model: str | None = None,
+        request_id: None = None,
+        timeout_s: float | None = None,
     ) -> BulkWritten: ...
 
     def upsert(
-        self, points: Any, *, request_id: str | None = None, timeout_s: float | None = None
+        self,
+        points: Any,
+        *,
+        vector_model: str | None = None,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
     ) -> Written | BulkWritten:
         """Insert or replace datapoints. When this returns, they are durable.
 
@@ -129,6 +140,9 @@ class Writes(Aggregations):
                 them (a type checker takes them as `Any`). A table has columns of either kind; null, NaN and NaT are
                 no values, and columns that the index has no place for are listed in the result's `ignored`. Where
                 texts are cut into passages, all passages of a document are replaced.
+            vector_model: the model that made the vectors: its name, its digest, or the first 8 digits of that or more.
+                The batch is refused where the index has vectors of another model. Default: not known; vectors that do
+                not look like those of the index are told in `warnings`, or are refused (`live.foreign_vectors`).
             request_id: makes a repetition harmless: the same id within an hour does nothing and gets the first answer.
                 Not for tables, each batch of which has an id of its own.
             timeout_s: of a call. After a timeout it is not known whether the datapoints were written.
@@ -137,11 +151,11 @@ class Writes(Aggregations):
         if is_table(points):
             if request_id is not None:
                 raise InvalidArgumentError("request_id: is not for tables", field="request_id")
-            return self._write_all(points, timeout_s=timeout_s, extra=None)
+            return self._write_all(points, vector_model=vector_model, timeout_s=timeout_s, extra=None)
         points = as_list(points)
         if any(map(is_foreign, points)):
             points = list(map((self._reader("refuse", timeout_s)).datapoint, points))
-        return self._upsert(points, request_id, timeout_s)
+        return self._upsert(points, vector_model, request_id, timeout_s)
 
     def upsert_many(
         self,
@@ -152,6 +166,7 @@ class Writes(Aggregations):
         progress: Progress = False,
         errors: Errors = "raise",
         extra: Extra | None = None,
+        vector_model: str | None = None,
         timeout_s: float | None = None,
     ) -> BulkWritten:
         """Insert or replace any number of datapoints, in batches of which several are under way at once.
@@ -169,6 +184,7 @@ class Writes(Aggregations):
             extra: what becomes of fields that the index has no place for: `refuse` refuses the record, `ignore` writes
                 the rest of it and lists them in `ignored`. Default: `refuse`; for tables `ignore`, except for columns
                 that a datapoint calls otherwise, such as `metadata` with mappings.
+            vector_model: as in `upsert`.
             timeout_s: of each call.
 
         """
@@ -179,6 +195,7 @@ class Writes(Aggregations):
             progress=progress,
             errors=errors,
             extra=extra or (None if is_table(points) else "refuse"),
+            vector_model=vector_model,
             timeout_s=timeout_s,
         )
 
@@ -191,21 +208,31 @@ class Writes(Aggregations):
         progress: Progress = False,
         errors: Errors = "raise",
         extra: Extra | None,
+        vector_model: str | None,
         timeout_s: float | None,
     ) -> BulkWritten:
         parts = write_batches(points, batch_size, in_flight, errors)
 
         def write(batch: Sequence[Any], request_id: str) -> Written:
-            return self._upsert(batch, request_id, timeout_s)
+            return self._upsert(batch, vector_model, request_id, timeout_s)
 
         def reader_of() -> RecordReader:
             return self._reader(extra, timeout_s)
 
         return write_all(write, parts, in_flight, progress, errors, size_of(points), reader_of)
 
-    def _upsert(self, points: Iterable[Any], request_id: str | None, timeout_s: float | None) -> Written:
+    def _upsert(
+        self,
+        points: Iterable[Any],
+        vector_model: str | None,
+        request_id: str | None,
+        timeout_s: float | None,
+    ) -> Written:
         return self._client._write(
-            self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
+            self.name,
+            calls.upsert(
+                self.name, points, vector_model=vector_model, request_id=request_id, timeout_s=timeout_s
+            ),
         )
 
     def _reader(self, extra: Extra | None, timeout_s: float | None) -> RecordReader:
@@ -220,6 +247,7 @@ class Writes(Aggregations):
         dry_run: bool = False,
         progress: Progress = False,
         batch_size: int = 10_000,
+        vector_model: str | None = None,
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Written:
@@ -237,6 +265,7 @@ class Writes(Aggregations):
             dry_run: with `where`: change nothing, and return how many datapoints would be changed (scope `read`, too).
             progress: with `where`: True for a progress bar, or a function that is told how many datapoints are done.
             batch_size: with `where`: most datapoints of a batch, 1 to 10,000.
+            vector_model: as in `upsert`, of named vectors among `points`.
             request_id: as in `upsert`; not with `where`, where each batch has an id of its own.
             timeout_s: of a call.
 
@@ -245,7 +274,10 @@ class Writes(Aggregations):
             if attributes is not None:
                 raise InvalidArgumentError("where: is required with attributes", field="where")
             return self._client._write(
-                self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
+                self.name,
+                calls.update(
+                    self.name, points, vector_model=vector_model, request_id=request_id, timeout_s=timeout_s
+                ),
             )
         filtered_writes.check_alone(points=points, request_id=request_id)
         done = self._write_where(

@@ -30,6 +30,7 @@ from scannery.client.request.queries import (
     build_fields,
     build_options,
     build_query,
+    checked_model,
     checked_text,
     put_queries,
 )
@@ -293,6 +294,7 @@ def upsert(
     index: str,
     points: Iterable[Mapping[str, Any]],
     *,
+    vector_model: str | None = None,
     request_id: str | None = None,
     timeout_s: float | None = None,
 ) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
@@ -301,7 +303,7 @@ def upsert(
     if len(upserts) > MAX_BATCH:
         what = f"must have 1 to {MAX_BATCH} items, got {len(upserts)}; upsert_many writes any number"
         raise InvalidArgumentError(f"upserts: {what}", field="upserts")
-    return _upsert(index, upserts, request_id, timeout_s)
+    return _upsert(index, upserts, vector_model, request_id, timeout_s)
 
 
 @refuses_surrogates
@@ -309,18 +311,32 @@ def update(
     index: str,
     points: Iterable[Mapping[str, Any]],
     *,
+    vector_model: str | None = None,
     request_id: str | None = None,
     timeout_s: float | None = None,
 ) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
     """Return the call that changes fields of datapoints."""
-    return _upsert(index, build_updates(points), request_id, timeout_s)
+    return _upsert(index, build_updates(points), vector_model, request_id, timeout_s)
 
 
 def _upsert(
-    index: str, upserts: Sequence[index_pb2.Upsert], request_id: str | None, timeout_s: float | None
+    index: str,
+    upserts: Sequence[index_pb2.Upsert],
+    vector_model: str | None,
+    request_id: str | None,
+    timeout_s: float | None,
 ) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
-    request = index_pb2.UpsertRequest(index=index, upserts=upserts, request_id=request_id or "")
-    return Call(UPSERT, request, lambda answer: Written(answer.sequence, answer.written), timeout_s)
+    request = index_pb2.UpsertRequest(
+        index=index,
+        upserts=upserts,
+        request_id=request_id or "",
+        vector_model=checked_model(vector_model),
+    )
+    return Call(UPSERT, request, _parse_written, timeout_s)
+
+
+def _parse_written(answer: index_pb2.UpsertResponse) -> Written:
+    return Written(answer.sequence, answer.written, tuple(answer.warnings))
 
 
 @refuses_surrogates

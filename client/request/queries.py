@@ -47,6 +47,7 @@ __all__ = [
     "build_query",
     "build_scan",
     "build_sparse",
+    "checked_model",
     "checked_text",
     "checked_token",
     "put_queries",
@@ -232,6 +233,9 @@ class SearchOptions(TypedDict, total=False):
     vectors: VectorChoices | bool
     """Which vectors to compare: a name, several names, or names with weights (`{"title": 2, "body": 1}`); "" is the
     unnamed vector. Default: the unnamed vector; in an index without one, all named vectors. True: `return_vectors`."""
+    vector_model: str | None
+    """The model that made the vectors of the query: its name, its digest, or the first 8 digits of that or more
+    (`scannery index show`). An error where the index has vectors of another model. Default: not known."""
     return_vectors: bool
     """Also return the vectors, unnamed and named."""
     min_sequence: int
@@ -339,6 +343,7 @@ _OPTIONS_OF_PEERS = {
     ),
     **dict.fromkeys(("using", "vector_name", "anns_field", "target_vector", "vector_names"), "vectors"),
     **dict.fromkeys(("score_threshold", "threshold"), "min_score"),
+    **dict.fromkeys(("model", "embedding_model", "encoder"), "vector_model"),
     **dict.fromkeys(("mmr", "lambda_mult", "mmr_threshold"), "diversity"),
     **dict.fromkeys(("quota", "group_size"), "max_per_group"),
 }
@@ -381,6 +386,7 @@ def build_options(
     explain: bool = False,
     fields: Sequence[str] | None = None,
     vectors: VectorChoices | bool = False,
+    vector_model: str | None = None,
     return_vectors: bool = False,
     min_sequence: int = 0,
     allow_partial: bool = False,
@@ -413,6 +419,7 @@ def build_options(
         allow_partial=bool(allow_partial),
         typos=None if typos is None else bool(typos),
         prefix=bool(prefix),
+        vector_model=checked_model(vector_model),
     )
     _add_fusion(options, mode, alpha, fusion)
     _add_vectors(options, vectors)
@@ -436,6 +443,15 @@ def build_options(
         options.context.token_budget = _count(token_budget, "token_budget", 0, _INT32.stop)
     options.return_fields.extend(build_fields(fields))
     return options
+
+
+def checked_model(vector_model: str | None) -> str:
+    """Return the name or digest of a model, empty for None."""
+    if vector_model is None:
+        return ""
+    if not vector_model:
+        raise _invalid("vector_model", "must be the name or digest of a model, got an empty one")
+    return checked_text(vector_model, "vector_model")
 
 
 def _add_group_limits(

@@ -281,6 +281,8 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
         if message.HasField("ranker")
         else None,
         query_models=tuple(message.query_models),
+        warnings=tuple(message.warnings),
+        strangeness=message.strangeness if message.HasField("strangeness") else None,
     )
 
 

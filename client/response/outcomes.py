@@ -98,12 +98,17 @@ def _is_told(error: ScanneryError, count: int) -> bool:
     return count == 1 or not isinstance(error, _OF_ONE)
 
 
+MOST_WARNINGS = 20
+"""Warnings of the batches of a call that its result has."""
+
+
 class Tally:
     """The sum of what was written."""
 
     def __init__(self) -> None:
         self._sequence = self._rows = 0
         self._failed: list[NotWritten] = []
+        self._warnings: list[str] = []
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Add the outcomes of a batch."""
@@ -113,10 +118,11 @@ class Tally:
             else:
                 self._sequence = max(self._sequence, outcome.sequence)
                 self._rows += outcome.written
+                self._warnings += outcome.warnings[: MOST_WARNINGS - len(self._warnings)]
 
     def result(self) -> BulkWritten:
         """Return the sum."""
-        return BulkWritten(self._sequence, self._rows, tuple(self._failed))
+        return BulkWritten(self._sequence, self._rows, tuple(self._failed), warnings=tuple(self._warnings))
 
 
 @contextmanager

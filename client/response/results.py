@@ -297,6 +297,11 @@ class Explanation:
     """Phrases in quotes that all hits have; without those that no datapoint has, which are not required."""
     query_models: tuple[str, ...] = ()
     """Models for queries alone that the vectors which were searched have: a text is encoded by them."""
+    warnings: tuple[str, ...] = ()
+    """What may be wrong with the query, such as a vector that does not look like those of the index."""
+    strangeness: float | None = None
+    """How unlike the vectors of the index that of the query is: about 1 as a vector in any direction, and as those of
+    other models; 0.1 to 0.5 like them. None: the query has no vector or several, or the index has too few to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,6 +398,8 @@ class Written:
     """Its position in the log. Later calls of the client by the same name see it; others ask for `min_sequence`."""
     written: int
     """Datapoints: passages, where texts are cut."""
+    warnings: tuple[str, ...] = ()
+    """What may be wrong with the datapoints, such as vectors that do not look like those of the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +426,8 @@ class BulkWritten:
     """Failed datapoints by position; only with `errors="return"`."""
     ignored: tuple[str, ...] = ()
     """Names of fields that the index has no place for, sorted; what they held was not written."""
+    warnings: tuple[str, ...] = ()
+    """What may be wrong with what was written, at most 20, as `Written.warnings`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,10 @@ class LiveSpec(SpecModel):
     gc_min_age_s: Annotated[float, Field(ge=0)] = 72 * 3600.0
     """Least age in seconds of versions and files that are removed: how far back a rollback can go."""
 
+    foreign_vectors: Literal["flag", "refuse", "allow"] = "flag"
+    """What becomes of a written batch whose vectors do not look like those of the index, and whose model the caller has
+    not named: `flag` writes it, with a warning, `refuse` refuses it, `allow` does not compare."""
+
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> LiveSpec:
         for name in ("rows", "bytes"):
@@ -217,6 +221,14 @@ class LiveSpec(SpecModel):
             if maximum < seal:
                 raise ValueError(f"max_{name} must be at least seal_{name} ({seal}), got {maximum}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_earlier(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Earlier releases refuse the key; a spec that does not use it is written as they read it.
+        fields: dict[str, Any] = handler(self)
+        if self.foreign_vectors == "flag":
+            fields.pop("foreign_vectors", None)
+        return fields
 
 
 Language = Literal[
@@ -339,6 +351,10 @@ class IndexSpec(SpecModel):
     """Required unless the source has vectors, or `vectors: optional`. Where the source has vectors, it encodes text
     queries."""
 
+    vector_model: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
+    """Model of the vectors that the source and callers give: its name, its digest, or the first digits of that. Vectors
+    that are declared to be of another model are refused. Default: the model of `encoder`, if there is one."""
+
     reranker: Annotated[RerankerSpec | None, mapping_like(lambda text: f"{{model: {text}}}")] = None
     """Required for searches with `rerank`."""
 
@@ -417,6 +433,7 @@ class IndexSpec(SpecModel):
                 "named_vectors": {},
                 "source": SourceSpec.model_validate({"vector": "vector"}),
                 "encoder": named.encoder,
+                "vector_model": None,
                 "distance": named.distance,
                 "attributes": {},
                 "attribute_specs": {},
@@ -480,7 +497,7 @@ class IndexSpec(SpecModel):
         # Earlier releases refuse these keys; a spec that does not use them is written as they read it.
         if self.search == SearchSpec():
             fields.pop("search", None)
-        for name in ("dynamic", "vectors", "named_vectors"):
+        for name in ("dynamic", "vectors", "named_vectors", "vector_model"):
             if getattr(self, name) == type(self).model_fields[name].default:
                 fields.pop(name, None)
         return fields

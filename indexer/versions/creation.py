@@ -25,6 +25,7 @@ from scannery.indexer.spec.spec import EncoderSpec, IndexSpec, LexicalSpec, Name
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
+from scannery.indexer.versions.declared_models import spec_problem
 from scannery.indexer.versions.versions import check_no_alias, commit, latest_version, read_manifest
 
 __all__ = [
@@ -170,6 +171,7 @@ _POSSIBLE = (
     "search",
     "live",
     "reranker",
+    "vector_model",
 )
 """Keys of which at least some changes fit existing rows."""
 _OTHER_WAY = (
@@ -210,6 +212,8 @@ def alter_index(
 
     def altered(parent: Manifest) -> Manifest:
         spec = change(parent)
+        if problem := spec_problem(spec, parent.vectors[""]):
+            raise _refused("vector_model", problem)
         return parent if spec == parent.spec else _altered(parent, spec, named, queries)
 
     return _published(store, index, altered)
@@ -306,6 +310,8 @@ def altered_spec(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
             what = "an alias gives the index another name" if key == "index" else _OTHER_WAY
             raise _refused(key, f"cannot be changed, since it determines what is stored: {what}")
         data[key] = merged
+    if spec.vector_model is not None and data.get("vector_model") != spec.vector_model:
+        raise _refused("vector_model", f"is {spec.vector_model!r}, that of the stored vectors: {_OTHER_WAY}")
     removed = [name for name, kind in (data.get("attributes") or {}).items() if kind is None]
     if gone := spec.attributes.keys() & removed:
         raise _refused(f"attributes.{min(gone)}", f"cannot be removed. To be without it, {_OTHER_WAY}")

@@ -19,6 +19,7 @@ from scannery.indexer.lexical.words import words_of
 from scannery.indexer.manifest import Manifest, VectorsInfo
 from scannery.indexer.spec.spec import MAX_SHARDS, EncoderSpec, IndexSpec, LexicalSpec
 from scannery.indexer.versions.creation import keeps_compounds
+from scannery.indexer.versions.declared_models import spec_problem
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.planning.input_parts import CutMemory, cut_files
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder, recipe_of
@@ -98,7 +99,7 @@ def vectors_of(
         updates: whether rows of that version stay.
 
     Raises:
-        SpecConflictError: the encoder does not fit the vectors of the source.
+        SpecConflictError: the encoder does not fit the vectors of the source, or is not the model that the spec names.
 
     """
     planned = {name: encoders[recipe_of(encoder)] for name, encoder in spec.encoders.items()}
@@ -106,7 +107,7 @@ def vectors_of(
         name: vectors.dimensions or planned[name].dimensions for name, vectors in spec.named_vectors.items()
     }
     existing = {} if parent is None else parent.vectors
-    return {
+    infos = {
         name: VectorsInfo(
             dimensions=size,
             encoder=_fingerprint(planned.get(name), existing.get(name)),
@@ -114,6 +115,9 @@ def vectors_of(
         )
         for name, size in dimensions.items()
     }
+    if problem := spec_problem(spec, infos[""]):
+        raise SpecConflictError(f"vector_model: {problem}", field="vector_model")
+    return infos
 
 
 def _query_fingerprint(

@@ -18,11 +18,11 @@ __all__ = ["check_compatible", "check_live_rows", "needs_rewriting"]
 def check_compatible(spec: IndexSpec, parent: Manifest, vectors: Mapping[str, VectorsInfo]) -> None:
     """Raise SpecConflictError, which names both values, if new rows would not fit the rows of the index.
 
-    Distance, dimensions, encoder and number of shards must be the same, and every attribute must keep its type.
-    New attributes are allowed, and are null in older rows. Attributes that the index got while it was served
-    (versions/altering.py) must be in the spec as well. Rows without vectors need `vectors: optional`. Named vectors may
-    be added, which older rows lack; those of the index must be in the spec, with the same distance, dimensions and
-    encoder. The rest of the spec may change.
+    Distance, dimensions, encoder, the model that the spec names for given vectors, and number of shards must be the
+    same, and every attribute must keep its type. New attributes are allowed, and are null in older rows. Attributes
+    that the index got while it was served (versions/altering.py) must be in the spec as well. Rows without vectors need
+    `vectors: optional`. Named vectors may be added, which older rows lack; those of the index must be in the spec, with
+    the same distance, dimensions and encoder. The rest of the spec may change.
 
     Args:
         spec: of the build.
@@ -40,6 +40,8 @@ def check_compatible(spec: IndexSpec, parent: Manifest, vectors: Mapping[str, Ve
         _same("dynamic", spec.dynamic, parent.spec.dynamic)
     if spec.vectors == "required" and not all(entry.vectors for entry in parent.segments):
         _same("vectors", spec.vectors, "rows without vectors")
+    if parent.spec.vector_model is not None:
+        _same("vector_model", spec.vector_model, parent.spec.vector_model)
     for name, kind in parent.spec.attributes.items():
         if name not in spec.attributes:
             _refuse_loss(f"attributes.{name}", parent)

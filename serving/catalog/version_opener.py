@@ -43,6 +43,7 @@ from scannery.serving.recall.controller import RecallController, no_step
 from scannery.serving.scheduling.permits import current_permit, waiting
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.snapshot.vector_checks import VectorChecks
 
 __all__ = ["ColdIndexes", "VersionOpener", "open_within"]
 
@@ -241,12 +242,13 @@ class VersionOpener:
             )
 
     def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:
-        """Return the snapshot factory of one index; its snapshots share a filter cache."""
+        """Return the snapshot factory of one index; its snapshots share a filter cache and comparisons of vectors."""
         filters, recall = FilterCache(shared=self.filters), self.recall
+        checks = VectorChecks()
 
         def make(index: OpenIndex, sequence: int) -> Snapshot:
             step = no_step if recall is None else recall.reader(index.manifest)
-            return Snapshot(index, self.encoders, filters, sequence, step)
+            return Snapshot(index, self.encoders, filters, sequence, checks, step)
 
         return make
 

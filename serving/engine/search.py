@@ -38,6 +38,7 @@ import numpy as np
 from scannery.indexer import SegmentEntry, search_ready
 from scannery.indexer.manifest import Ranker
 from scannery.indexer.models.features import FEATURES
+from scannery.indexer.vectors.strangeness import FOREIGN
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.context import contexts
@@ -117,7 +118,13 @@ def reranked(
 
 
 def explanation(
-    stats: QueryStats, path: str, snapshot: Snapshot, options: Options, *, by_leaves: bool = False
+    stats: QueryStats,
+    path: str,
+    snapshot: Snapshot,
+    options: Options,
+    query: Query,
+    *,
+    by_leaves: bool = False,
 ) -> Explanation:
     """Return how the query at `path` was answered; times are those of all queries of the request together.
 
@@ -148,8 +155,32 @@ def explanation(
         ranking=_ranking_plan(stats, path),
         ranker=_ranker_plan(options.ranker),
         query_models=_query_models(snapshot, options),
+        **_likeness(snapshot, options, query),
         **_targets(snapshot, options),
     )
+
+
+def _likeness(snapshot: Snapshot, options: Options, query: Query) -> dict[str, Any]:
+    """Return how unlike the vectors of the index that of a query is, with a warning where it is very unlike."""
+    part = query.query if isinstance(query, WithWords) else query
+    if not isinstance(part, ByVector) or options.mode == "lexical" or len(options.vectors) != 1:
+        return {}
+    [choice] = options.vectors
+    strangeness_Q = snapshot.vector_checks.strangeness(snapshot.index, choice.name, part.vector_D[None])
+    if strangeness_Q is None:
+        return {}
+    strangeness = float(strangeness_Q[0])
+    if strangeness < FOREIGN or options.vector_model:
+        return {"strangeness": strangeness}
+    snapshot.vector_checks.strange_queries += 1
+    spec = choice.manifest.spec
+    model = spec.vector_model or (None if spec.encoder is None else spec.encoder.queries.model)
+    of_model = f" of {model!r}" if model else ""
+    warning = (
+        f"the vector of the query does not look like those of the index{of_model} (strangeness {strangeness:.2f}): "
+        "another model may have made it, or it is of something that the index has nothing of"
+    )
+    return {"strangeness": strangeness, "warnings": [warning]}
 
 
 def _query_models(snapshot: Snapshot, options: Options) -> list[str]:
@@ -261,7 +292,9 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
     serialized = search(prepared, batch, rows=first.rows)
     trailer = prepared.trailer
     if stats.explained:
-        details = explanation(stats, "query", snapshot, prepared.options, by_leaves=first.rows is not None)
+        details = explanation(
+            stats, "query", snapshot, prepared.options, first.query, by_leaves=first.rows is not None
+        )
         explained = SearchResponse(explanation=details)
         trailer = explained.SerializeToString() + trailer
     for query in queries[1:]:

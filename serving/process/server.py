@@ -230,6 +230,7 @@ class Server(BaseServer):
             (metrics.sequence, lambda snapshot: snapshot.sequence),
         ):
             gauge.asks(partial(_by_index, catalog, value))
+        metrics.foreign_vectors.asks(partial(_foreign_vectors, catalog))
         memory = MemorySamples(catalog.memory)
         metrics.memory_bytes.asks(memory.needed)
         metrics.mapped_bytes.asks(memory.mapped)
@@ -318,6 +319,17 @@ def _by_estimate(
 ) -> dict[tuple[str, ...], float]:
     values = {(name,): value(estimate) for name, estimate in recall.estimates().items()}
     return {labels: each for labels, each in values.items() if each is not None}
+
+
+def _foreign_vectors(catalog: Catalog) -> dict[tuple[str, ...], float]:
+    counts: dict[tuple[str, ...], float] = {}
+    for snapshot in catalog.snapshots():
+        index, checks = snapshot.manifest.index, snapshot.vector_checks
+        counts |= {
+            (index, "batch"): float(checks.foreign_batches),
+            (index, "query"): float(checks.strange_queries),
+        }
+    return counts
 
 
 def _by_index(catalog: Catalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:

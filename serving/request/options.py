@@ -13,6 +13,7 @@ from enum import Enum
 from scannery.indexer import NO_EXPANSION, Expansion, IndexSpec, Manifest, SearchSettings
 from scannery.indexer.manifest import RERANK, ModelCurve, Ranker, RelevanceCurve
 from scannery.indexer.tuning.settings_choice import TUNED_K
+from scannery.indexer.versions.declared_models import MAX_MODEL_NAME, declared_problem
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.recall.controller import raised_target
@@ -52,6 +53,7 @@ __all__ = [
     "Knobs",
     "Options",
     "Rerank",
+    "check_vector_model",
     "parse_fields",
     "parse_options",
 ]
@@ -187,6 +189,8 @@ class Options:
     """Reason why they have none."""
     vectors: ChosenVectors = NO_CHOICE
     """The vectors that are searched in modes dense and hybrid."""
+    vector_model: str = ""
+    """Model of the vectors of queries, which is that of the vectors that are searched; empty: it is not known."""
     inner_product: bool = False
     """Whether vectors that are kept for cosine are compared as they were written."""
     mode: Mode = "dense"
@@ -335,6 +339,8 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         check_has_vectors(manifest, "mode")
     if mode == "lexical" and vectors.named:
         raise InvalidRequestError.at("vectors", "are for dense and hybrid search, the mode is lexical")
+    for choice in vectors:
+        check_vector_model(message.vector_model, choice.manifest, choice.name, of_queries=True)
     options = Options(
         k=check_within("k", k, 1, limits.MAX_K),
         offset=check_within("offset", message.offset, 0, limits.MAX_OFFSET),
@@ -348,6 +354,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         explain=message.explain,
         fields=parse_fields(message.return_fields, spec, vector=message.return_vector),
         vectors=vectors,
+        vector_model=message.vector_model,
         inner_product=_inner_product(message, mode, vectors),
         mode=mode or ("dense" if vectors else "lexical"),
         fusion=parse_fusion(message, mode, manifest, vectors),
@@ -372,6 +379,33 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     if options.min_relevance is not None and not some_curve and not reranked:
         raise without_relevance(options.by_text.no_curve)
     return options
+
+
+def check_vector_model(declared: str, manifest: Manifest, name: str, *, of_queries: bool = False) -> None:
+    """Check that vectors are of the model that an index has vectors of, as far as both are known.
+
+    Args:
+        declared: model that the caller names; empty: it is not known.
+        manifest: of the index of these vectors alone.
+        name: of the vectors; empty: the unnamed ones.
+        of_queries: as of `declared_problem`.
+
+    Raises:
+        InvalidRequestError: the vectors of the index are of another model; the message names both.
+
+    """
+    if not declared:
+        return
+    if len(declared) > MAX_MODEL_NAME:
+        raise InvalidRequestError.at(
+            "vector_model", f"must have at most {MAX_MODEL_NAME} characters, got {len(declared)}"
+        )
+    problem = declared_problem(declared, manifest.spec, manifest.vectors[""], of_queries=of_queries)
+    if problem is not None:
+        which = f"the vectors {name!r}" if name else "the vectors"
+        raise InvalidRequestError.at(
+            "vector_model", f"is {declared!r}, but {which} of index {manifest.index!r} are of {problem}"
+        )
 
 
 def _of_version(options: Options, message: pb.SearchOptions, manifest: Manifest) -> Options:

@@ -28,6 +28,7 @@ from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.request.datapoint_columns import datapoint_columns
 from scannery.serving.request.filter import unknown_name
+from scannery.serving.request.options import check_vector_model
 from scannery.serving.request.query import check_count, parse_identifier
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, Value
@@ -70,6 +71,7 @@ def parse_upsert(request: pb.UpsertRequest, manifest: Manifest, deadline: Deadli
     """
     check_request_id(request.request_id)
     check_count("upserts", len(request.upserts), limits.MAX_UPSERTS)
+    _check_model(request, manifest)
     batch = _Batch(list(request.upserts), manifest, deadline)
     special = [
         number
@@ -95,6 +97,17 @@ def parse_upsert(request: pb.UpsertRequest, manifest: Manifest, deadline: Deadli
             for number, condition in conditions.items()
         ),
     )
+
+
+def _check_model(request: pb.UpsertRequest, manifest: Manifest) -> None:
+    """Raise InvalidRequestError unless the model that is declared is that of all vectors which the request has."""
+    if not request.vector_model:
+        return
+    names = {name for item in request.upserts for name in item.datapoint.vectors}
+    if any(item.datapoint.HasField("vector") for item in request.upserts):
+        names.add("")
+    for name in sorted(names & manifest.vectors.keys()):
+        check_vector_model(request.vector_model, manifest.of_vectors(name), name)
 
 
 class _Batch:

@@ -28,6 +28,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.strict_json import strict_json
 from scannery.indexer.versions.creation import given_vectors
+from scannery.indexer.versions.declared_models import spec_problem
 from scannery.live.attribute_conflicts import (
     attribute_of_other_type,
     dynamic_attribute_counts,
@@ -192,6 +193,8 @@ class Creation:
         if spec.reranker is not None:
             self._models.check(spec.reranker.model, "spec.reranker.model")
         unnamed = self._unnamed(spec, request.dimensions)
+        if problem := spec_problem(spec, unnamed):
+            raise InvalidRequestError.at("spec.vector_model", problem)
         named = self._spaces.of_names(spec, spec.named_vectors.keys(), "spec")
         deadline.check()
         check_room(self._catalog)
@@ -217,6 +220,11 @@ class Creation:
         for field, value, existing in (
             ("spec.encoder", encoder_options(spec.encoder), encoder_options(manifest.spec.encoder)),
             ("spec.distance", spec.distance, manifest.spec.distance),
+            (
+                "spec.vector_model",
+                spec.vector_model or manifest.spec.vector_model,
+                manifest.spec.vector_model,
+            ),
             ("dimensions", dimensions or manifest.dimensions, manifest.dimensions),
             ("spec.named_vectors", _named(spec), _named(manifest.spec)),
         ):

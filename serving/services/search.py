@@ -428,7 +428,9 @@ def explained_results(
     with on_all_cores():
         output = search(prepared, batch, filters, rows)
     explained = (
-        explanation(batch.stats, path, batch.snapshot, prepared.options.of(query), by_leaves=rows is not None)
+        explanation(
+            batch.stats, path, batch.snapshot, prepared.options.of(query), query, by_leaves=rows is not None
+        )
         for path, query in zip(batch.paths, batch.queries, strict=True)
     )
     return [

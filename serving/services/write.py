@@ -6,14 +6,18 @@ Handlers that delete or change the datapoints that a filter allows.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from scannery.indexer import AllowedRows, Manifest, Segment
+import numpy as np
+import pyarrow.compute as pc
+
+from scannery.indexer import AllowedRows, Manifest, Segment, has_vector, search_ready, vector_column
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.mutation_log import Answer, Request
-from scannery.live.prepare import PartialUpdate, TextVectors, encode_changes, prepare
+from scannery.live.prepare import PartialUpdate, TextVectors, Upserts, encode_changes, prepare
 from scannery.live.writing.filtered_write import FilteredWrite
 from scannery.live.writing.write_views import RowFilter
 from scannery.runtime.errors import (
@@ -40,12 +44,14 @@ from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Filter
 
-__all__ = ["FilteredWrites", "Writes", "writable"]
+__all__ = ["FilteredWrites", "Writes", "foreign_warnings", "writable"]
 
 
 WrittenT = TypeVar("WrittenT")
 
 NO_REQUEST = Request("")
+
+_LOG = logging.getLogger(__name__)
 
 
 class Writes:
@@ -57,17 +63,23 @@ class Writes:
 
     def upsert(self, request: pb.UpsertRequest, deadline: Deadline) -> pb.UpsertResponse:
         """Write a batch atomically."""
+        warnings: list[str] = []
 
         def write(index: LiveIndex[Snapshot]) -> Answer:
             manifest = index.state.manifest
             upserts = parse_upsert(request, manifest, deadline)
+            if not request.vector_model:
+                warnings[:] = foreign_warnings(index.snapshot, upserts)
             prepared = prepare(upserts, manifest, self._catalog.encoders, deadline)
             return index.upsert(prepared, identified(request), deadline)
 
         answer = in_newest(self._catalog, request.index, write)
         self._catalog.note_write()
         return pb.UpsertResponse(
-            sequence=answer.sequence, written=answer.count, request_id=request.request_id
+            sequence=answer.sequence,
+            written=answer.count,
+            request_id=request.request_id,
+            warnings=warnings,
         )
 
     def delete(self, request: pb.DeleteRequest, deadline: Deadline) -> pb.DeleteResponse:
@@ -82,6 +94,47 @@ class Writes:
         return pb.DeleteResponse(
             sequence=answer.sequence, deleted=answer.count, request_id=request.request_id
         )
+
+
+def foreign_warnings(snapshot: Snapshot, upserts: Upserts) -> list[str]:
+    """Return a warning for each name whose vectors in a batch do not look like those of the index.
+
+    Raises:
+        InvalidRequestError: there are such vectors, and the index refuses them.
+
+    """
+    spec, warnings = snapshot.manifest.spec, []
+    policy = spec.live.foreign_vectors
+    if policy == "allow":
+        return []
+    for name in snapshot.manifest.vector_names:
+        column = vector_column(name)
+        rows_N = np.flatnonzero(has_vector(upserts.rows, column))
+        if not len(rows_N):
+            continue
+        values = pc.list_flatten(upserts.rows.column(column)).to_numpy()
+        distance = spec.of_vectors(name).distance
+        vectors_ND = search_ready(values.reshape(len(rows_N), -1), distance)
+        foreign = snapshot.vector_checks.foreign(snapshot.index, name, vectors_ND)
+        if foreign is None:
+            continue
+        field = f"vectors.{name}" if name else "vector"
+        path = f"upserts[{upserts.numbers[rows_N[foreign.row]]}].datapoint.{field}"
+        what = (
+            f"{foreign.foreign} of {foreign.compared} vectors, this one first, do not look like those of index "
+            f"{snapshot.manifest.index!r}{_of_model(snapshot.manifest, name)}: another model seems to have made them"
+        )
+        if policy == "refuse":
+            raise InvalidRequestError.at(path, f"{what}. If it has not, name the model in `vector_model`")
+        _LOG.warning("written to index %s: %s: %s", snapshot.manifest.index, path, what)
+        warnings.append(f"{path}: {what}")
+    return warnings
+
+
+def _of_model(manifest: Manifest, name: str) -> str:
+    encoder, model = manifest.spec.of_vectors(name).encoder, manifest.spec.of_vectors(name).vector_model
+    model = model or (encoder.model if encoder is not None else None)
+    return f", which are of {model!r}" if model else ""
 
 
 def writable(catalog: Catalog, name: str) -> LiveIndex[Snapshot]:

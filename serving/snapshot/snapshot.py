@@ -20,6 +20,7 @@ from scannery.serving.recall.controller import no_step
 from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.request.options import Options, parse_options
 from scannery.serving.snapshot.filter_cache import FilterCache
+from scannery.serving.snapshot.vector_checks import VectorChecks
 from scannery.v1.search_pb2 import SearchOptions
 
 __all__ = ["MAX_PARSED_BYTES", "ParsedOptions", "Snapshot"]
@@ -53,6 +54,8 @@ class Snapshot:
     masks: FilterCache = field(default_factory=FilterCache)
     sequence: int = -1
     """Sequence of the last mutation in it; -1: that of the version."""
+    vector_checks: VectorChecks = field(default_factory=VectorChecks)
+    """Comparisons of vectors that callers give with those of the index."""
     recall_step: Callable[[], int] = no_step
     """Returns the steps by which target recalls are moved now, since live queries need that."""
     _parsed: dict[tuple[int, bytes, bool], ParsedOptions] = field(default_factory=dict)

@@ -22,6 +22,7 @@ EXAMPLES: dict[str, Any] = {
     "source": {"text": "body"},
     "encoder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
     "reranker": {"model": "cross-encoder/ms-marco-MiniLM-L6-v2"},
+    "vector_model": "org/model-384",
     "distance": "dot",
     "attributes": {"show": "string", "price": {"type": "float", "from": "Price (USD)"}},
     "dynamic": True,
@@ -109,6 +110,7 @@ EXAMPLES: dict[str, Any] = {
     "live.gc_every_s": 600.0,
     "live.gc_keep": 5,
     "live.gc_min_age_s": 86400.0,
+    "live.foreign_vectors": "refuse",
 }
 """A value for each key; keys of a mapping are named by the last key of its path: `chunk.max_tokens`."""
 

@@ -77,6 +77,9 @@ def create_command(
     dynamic: DynamicOption = False,
     lexical: Annotated[bool, typer.Option("--lexical", help="Also index the words of texts.")] = False,
     sparse: Annotated[bool, typer.Option("--sparse", help="Allow sparse vectors.")] = False,
+    vector_model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model of the vectors that you write.")
+    ] = None,
     vectors: Annotated[
         str | None,
         typer.Option(
@@ -105,6 +108,7 @@ def create_command(
     options: dict[str, Any] = {
         "encoder": encoder,
         "distance": distance,
+        "vector_model": vector_model,
         "attributes": _attributes(attribute),
         "dynamic": dynamic or None,
         "lexical": lexical or None,

@@ -82,9 +82,11 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "datapoints", f"{manifest.rows:,} in {manifest.shards} shard(s), {size_text(manifest.size_bytes)}"
     yield "vectors", _vectors_text(manifest)
     without = "none: the source has vectors" if manifest.dimensions else "none"
-    yield "encoder", escape(encoder.model) if encoder else without
+    yield "encoder", f"{escape(encoder.model)}{_digest_text(manifest.encoder)}" if encoder else without
     if encoder and encoder.query_model:
-        yield "queries", escape(encoder.query_model)
+        yield "queries", f"{escape(encoder.query_model)}{_digest_text(manifest.query_encoder)}"
+    if manifest.spec.vector_model:
+        yield "vector model", escape(manifest.spec.vector_model)
     for name in manifest.named_vectors:
         yield f"vectors {name}", escape(_named_text(manifest, name))
     yield "attributes", _attributes(manifest.spec)
@@ -105,6 +107,11 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "measured", text
     if recall.given_queries:
         yield "tuned for", f"given queries, {recall.given_queries}"
+
+
+def _digest_text(fingerprint: Mapping[str, Any] | None) -> str:
+    digest = (fingerprint or {}).get("digest")
+    return f", digest {digest[:12]}" if digest else ""
 
 
 def _named_recalls(manifest: Manifest) -> Iterator[tuple[str, str]]:

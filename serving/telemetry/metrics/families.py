@@ -114,11 +114,9 @@ class ServerMetrics:
             ("group",),
             buckets=_SECONDS,
         )
-        self.leaf_hedges = Counter(
-            "scannery_leaf_hedges_total", "Second calls because the first was slow.", ("group",)
-        )
-        self.leaf_failovers = Counter(
-            "scannery_leaf_failovers_total", "Further calls because one failed.", ("group",)
+        self.leaf_hedges, self.leaf_failovers = (
+            Counter("scannery_leaf_hedges_total", "Second calls because the first was slow.", ("group",)),
+            Counter("scannery_leaf_failovers_total", "Further calls because one failed.", ("group",)),
         )
         self.version = Gauge("scannery_index_version", "Version that is served.", ("index",), combine="max")
         self.rows = Gauge(
@@ -145,6 +143,11 @@ class ServerMetrics:
         )
         self.background_failures = Counter(
             "scannery_background_failures_total", "Failures of background tasks, by task.", ("task",)
+        )
+        self.foreign_vectors = Gauge(
+            "scannery_foreign_vectors",
+            "Batches, and explained and sampled queries, whose vectors did not look like those of the index.",
+            ("index", "part"),
         )
         self.empty_answers = Counter(
             "scannery_empty_answers_total", "Answers to a query that have no hits.", ("index",)

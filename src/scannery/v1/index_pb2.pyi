@@ -147,10 +147,15 @@ class UpsertRequest(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     UPSERTS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VECTOR_MODEL_FIELD_NUMBER: _builtins.int
     index: _builtins.str
     """Required. Name of the index."""
     request_id: _builtins.str
     """Makes a retry harmless: a request with the same id within an hour gets the first answer again. At most 64 bytes."""
+    vector_model: _builtins.str
+    """The model that made the vectors of the batch, as `vector_model` of SearchOptions: INVALID_ARGUMENT if the index has those of
+    another one. Empty: it is not known, and they are compared with those of the index (`live.foreign_vectors` of the spec).
+    """
     @_builtins.property
     def upserts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Upsert]:
         """Required. 1 to 1000, ids distinct."""
@@ -161,10 +166,11 @@ class UpsertRequest(_message.Message):
         index: _builtins.str = ...,
         upserts: _abc.Iterable[Global___Upsert] | None = ...,
         request_id: _builtins.str = ...,
+        vector_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "request_id", b"request_id", "upserts", b"upserts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "request_id", b"request_id", "upserts", b"upserts", "vector_model", b"vector_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,22 +185,28 @@ class UpsertResponse(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     WRITTEN_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Position of the batch in the log; a query with this `min_sequence` sees it."""
     written: _builtins.int
     """Number of datapoints written: of passages, if texts are cut."""
     request_id: _builtins.str
     """The request's id."""
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What may be wrong with the batch though it was written, such as vectors that do not look like those of the index."""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         written: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "sequence", b"sequence", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "sequence", b"sequence", "warnings", b"warnings", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -210,6 +210,7 @@ class SearchOptions(_message.Message):
     DIVERSITY_FIELD_NUMBER: _builtins.int
     FURTHER_CROWDING_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
+    VECTOR_MODEL_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -256,6 +257,11 @@ class SearchOptions(_message.Message):
     score, or `rerank_score`, scaled so that 1 is the best candidate and 0 the 50th; its similarity the greatest cosine of its
     vector and that of a hit before it. Candidates of the hit at place n, from 1 on: the best max(50, 4n) that pass all other
     options, so that pages continue each other. By the first of the vectors of the search. k + offset at most 1000.
+    """
+    vector_model: _builtins.str
+    """The model that made the vectors of the queries: its name, its digest, or at least the first 8 digits of that. INVALID_ARGUMENT if
+    the vectors that are searched are of another one. At most 1000 characters; empty: it is not known, and `explain` says where a
+    vector does not look like those of the index. Queries by text and by id do not need it.
     """
     @_builtins.property
     def where(self) -> _types_pb2.Filter:
@@ -335,10 +341,11 @@ class SearchOptions(_message.Message):
         diversity: _builtins.float | None = ...,
         further_crowding: _abc.Iterable[Global___Crowding] | None = ...,
         context: Global___Context | None = ...,
+        vector_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "context", b"context", "crowding", b"crowding", "diversity", b"diversity", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "context", b"context", "crowding", b"crowding", "diversity", b"diversity", "exact", b"exact", "explain", b"explain", "further_crowding", b"further_crowding", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "ranking", b"ranking", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "context", b"context", "crowding", b"crowding", "diversity", b"diversity", "exact", b"exact", "explain", b"explain", "further_crowding", b"further_crowding", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "ranking", b"ranking", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vector_model", b"vector_model", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context: _TypeAlias = _typing.Literal["context"]  # noqa: Y015
     _WhichOneofArgType__context: _TypeAlias = _typing.Literal["_context", b"_context"]  # noqa: Y015
@@ -1832,6 +1839,8 @@ class Explanation(_message.Message):
     RANKING_FIELD_NUMBER: _builtins.int
     RANKER_FIELD_NUMBER: _builtins.int
     QUERY_MODELS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    STRANGENESS_FIELD_NUMBER: _builtins.int
     expected_recall: _builtins.float
     """Expected recall at the settings used, 0 to 1."""
     mode: Global___Mode.ValueType
@@ -1844,6 +1853,10 @@ class Explanation(_message.Message):
     """
     recall_steps: _builtins.int
     """By how many steps of 0.8 of the misses the effective target is above; 0: it is not, and the curve of the index holds."""
+    strangeness: _builtins.float
+    """Of a query by one vector, where the index has enough vectors to tell: how unlike them it is. About 1: as unlike as a vector in
+    any direction, and as those of other models; 0.1 to 0.5: like those of the index.
+    """
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentPlan]:
         """The plan of each segment."""
@@ -1876,6 +1889,10 @@ class Explanation(_message.Message):
     def query_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models for queries alone that the vectors which were searched have: a text is encoded by them."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What may be wrong with the query though it was answered, such as a vector that does not look like those of the index."""
+
     def __init__(
         self,
         *,
@@ -1892,12 +1909,16 @@ class Explanation(_message.Message):
         ranking: Global___RankingPlan | None = ...,
         ranker: Global___RankerPlan | None = ...,
         query_models: _abc.Iterable[_builtins.str] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
+        strangeness: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion", "ranker", b"ranker", "ranking", b"ranking"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_strangeness", b"_strangeness", "fusion", b"fusion", "ranker", b"ranker", "ranking", b"ranking", "strangeness", b"strangeness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "query_models", b"query_models", "ranker", b"ranker", "ranking", b"ranking", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strangeness", b"_strangeness", "effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "query_models", b"query_models", "ranker", b"ranker", "ranking", b"ranking", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "strangeness", b"strangeness", "target_recall", b"target_recall", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__strangeness: _TypeAlias = _typing.Literal["strangeness"]  # noqa: Y015
+    _WhichOneofArgType__strangeness: _TypeAlias = _typing.Literal["_strangeness", b"_strangeness"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__strangeness) -> _WhichOneofReturnType__strangeness | None: ...
 
 Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
 
