@@ -72,10 +72,15 @@ class Backend(Protocol):
     def share(self, key: str, target: str) -> None:
         """Give the bytes of an object another key, without passing them through this machine.
 
+        The key is durable after `sync`.
+
         Raises:
             StoreError: the folder or bucket cannot do that with this object.
 
         """
+
+    def sync(self, prefix: str) -> None:
+        """Make the names in a folder durable."""
 
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Rename an object, and replace its bytes by fewer ones, perhaps with spaces behind them."""

@@ -326,6 +326,9 @@ class BucketBackend:
         with _object_errors(key):
             obstore.copy(self._store, key, target)
 
+    def sync(self, prefix: str) -> None:
+        """Do nothing: what a bucket has answered is durable."""
+
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Write an object, and delete another one (`Store.turn_into`)."""
         self.write(target, data, only_if_absent=False)

@@ -140,7 +140,6 @@ class FolderBackend:
                 try:
                     os.link(source, temporary)
                     temporary.replace(final)
-                    sync_folder(final.parent)
                     return
                 except FileNotFoundError:
                     # A drop removed the folder, or gc the draft, which is as old as the source and not locked.
@@ -148,6 +147,11 @@ class FolderBackend:
                         raise
                 finally:
                     temporary.unlink(missing_ok=True)  # a rename of a link to the same file does nothing
+
+    def sync(self, prefix: str) -> None:
+        """Make the names in a folder durable (`Backend.sync`)."""
+        with _os_errors(prefix):
+            sync_folder(self.root / prefix)
 
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Rename an object, and overwrite its bytes in place (`Store.turn_into`)."""

@@ -15,7 +15,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -65,6 +66,8 @@ def has_credentials(uri: str) -> bool:
 
 
 _LOG = logging.getLogger(__name__)
+PARALLEL_SHARES = 16
+"""Objects that get another key side by side: each is a request to a bucket."""
 _MOST_DOWNLOADS = 2
 """Bytes may be damaged on the way, which a second download tells from an object that is damaged."""
 _WATCHED = re.compile(r"([^/]+)/versions/[^/]+")
@@ -205,13 +208,32 @@ class Store:
 
         Each key has its own life: deleting or replacing one leaves the bytes of the other. A folder store makes a hard
         link, with the mode and the time of the last write of the object; a bucket copies. Where they cannot, as between
-        file systems, the bytes are copied through this machine.
+        file systems, the bytes are copied through this machine. The key is durable when this returns.
 
         Raises:
             NotFoundError: there is no such object.
             StoreError: the target cannot be written.
 
         """
+        self.share_all({key: target})
+
+    def share_all(self, targets: Mapping[str, str]) -> None:
+        """Do what `share` does for many objects, in a fraction of the time.
+
+        Args:
+            targets: the new key of each object by its present one.
+
+        Raises:
+            NotFoundError, StoreError: as `share`; others may have got their keys.
+
+        """
+        with ThreadPoolExecutor(PARALLEL_SHARES) as pool:
+            for _ in pool.map(self._share, targets.keys(), targets.values()):
+                pass
+        for folder in sorted({target.rpartition("/")[0] for target in targets.values()}):
+            self._backend.sync(folder)
+
+    def _share(self, key: str, target: str) -> None:
         try:
             self._backend.share(_checked(key), _checked(target))
         except StoreError as error:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -54,8 +53,6 @@ __all__ = ["CopyReport", "branch", "branch_of", "restore", "snapshot"]
 _LOG = logging.getLogger(__name__)
 MAX_ATTEMPTS = 10
 """Attempts to copy the log, if versions are committed meanwhile."""
-PARALLEL = 16
-"""Files that get another name side by side: each waits for the disk, or for a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,9 +413,7 @@ def _copy_files(source: Store, target: Store, manifest: Manifest, index: str) ->
     """Give a copy the files of a version, and return their size; CorruptError if one that is copied is damaged."""
     pairs = {segment_key(manifest.index, key): segment_key(index, key) for key in _hashes(manifest)}
     if source is target:
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            for _ in pool.map(source.share, pairs.keys(), pairs.values()):
-                pass
+        source.share_all(pairs)
         return sum(file.size_bytes for file in manifest.files)
     size_bytes = 0
     for (key, copied), sha256 in zip(pairs.items(), _hashes(manifest).values(), strict=True):

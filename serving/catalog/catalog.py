@@ -116,7 +116,13 @@ class Catalog:
         self.store = store
         # A relative path is resolved now: the process may change its working folder.
         log_root = log.absolute() if isinstance(log, Path) else log or store.local_root
-        self._opener = VersionOpener(store, log_root, former=FormerVersions(clock), **opening)
+        self._opener = VersionOpener(
+            store,
+            log_root,
+            open_indexes=lambda: [live.state.index for live in self.live_indexes()],
+            former=FormerVersions(clock),
+            **opening,
+        )
         self.encoders = self._opener.encoders
         self.former = self._opener.former
         """Versions that were open before the newest, where these stay open for a while."""

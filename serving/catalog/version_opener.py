@@ -121,6 +121,8 @@ class VersionOpener:
     """Where segments are unpacked."""
     preloaded: Callable[[str], OpenIndex | None] = lambda name: None
     """Returns an already open index, in any version."""
+    open_indexes: Callable[[], Iterable[OpenIndex]] = lambda: ()
+    """Returns all open indexes of the catalog: branches have segments of their origin."""
     recall: RecallController | None = None
     """Holds the recall of the indexes by live queries; None: the curves do."""
     shards: Shards | None = None
@@ -156,10 +158,10 @@ class VersionOpener:
 
     def new_bytes(self, name: str, version: int, entry: CatalogEntry | None) -> int:
         """Return the size of the files of a version that an entry does not have open; raises as `read_manifest`."""
-        snapshot = None if entry is None else entry.snapshot
-        open_keys = set() if snapshot is None else {file.key for file in snapshot.manifest.files}
-        files = read_manifest(self.store, name, version).files
-        return sum(file.size_bytes for file in files if file.key not in open_keys)
+        manifest = read_manifest(self.store, name, version)
+        reuse = self._reusable(manifest, entry)
+        open_keys = set() if reuse is None else {file.key for file in reuse.manifest.files}
+        return sum(file.size_bytes for file in manifest.files if file.key not in open_keys)
 
     def move(self, entry: CatalogEntry, version: int) -> OpenIndex:
         """Open a version and switch to it, or to a later one if the log has been truncated beyond this one.
@@ -168,8 +170,8 @@ class VersionOpener:
         """
         stamp = self.store.stamp(manifest_key(entry.name, version))
         for _ in range(MAX_GAPS):
-            reuse = entry.live.state.index if entry.live else self.preloaded(entry.name)
-            index = self._open(entry.name, version, reuse)
+            manifest = read_manifest(self.store, entry.name, version)
+            index = self._open(manifest, self._reusable(manifest, entry))
             hydrator.warm_up(index.segments, index.spec)
             _ = index.words  # numbers the documents of new segments, for which the first query would wait
             if self.encodes:
@@ -194,18 +196,38 @@ class VersionOpener:
         """Return any version of the index of an open one, open; raises as `open_index`."""
         if version == current.manifest.version:
             return current
-        return self._open(current.manifest.index, version, current)
+        return self._open(read_manifest(self.store, current.manifest.index, version), current)
 
-    def _open(self, name: str, version: int, reuse: OpenIndex | None) -> OpenIndex:
+    def _reusable(self, manifest: Manifest, entry: CatalogEntry | None) -> OpenIndex | None:
+        """Return an open index whose segments a version may have; None: there is none.
+
+        It is one of the same name or, before that is open, the one of all indexes that has the most of the version.
+        """
+        if entry is not None and entry.live is not None:
+            return entry.live.state.index
+        if (preloaded := self.preloaded(manifest.index)) is not None:
+            return preloaded
+        if self.cold.reads_of(manifest.index) is not None:
+            return None  # pages are read by the name of the index, which may be dropped
+        sizes = {segment.content: segment.size_bytes for segment in manifest.segments}
+
+        def shared_bytes(index: OpenIndex) -> int:
+            return sum(sizes.get(segment.content, 0) for segment in index.manifest.segments)
+
+        warm = (index for index in self.open_indexes() if self.cold.reads_of(index.manifest.index) is None)
+        best = max(warm, key=shared_bytes, default=None)
+        return best if best is not None and shared_bytes(best) else None
+
+    def _open(self, manifest: Manifest, reuse: OpenIndex | None) -> OpenIndex:
         return open_within(
             self.memory,
             self.store,
-            read_manifest(self.store, name, version),
+            manifest,
             models=self.encoders.memory_of if self.encodes else lambda manifest: {},
             cache=self.cache,
             reuse=reuse,
             shards=self.shards,
-            cold=self.cold.reads_of(name),
+            cold=self.cold.reads_of(manifest.index),
         )
 
     def _replace(self, entry: CatalogEntry, index: OpenIndex) -> None:

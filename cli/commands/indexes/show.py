@@ -310,6 +310,8 @@ def _point(point: CurvePoint) -> tuple[str, str, str, str]:
 
 def _build_facts(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield facts about the build from the manifest; `statistics` is free form, so any key may be missing."""
+    if origin := statistics.get("branch"):
+        yield "branch of", f"{origin['index']}, version {origin['version']}"
     if "mode" in statistics:
         yield "made by", _made_by(statistics)
     if statistics.get("embedded"):

@@ -128,6 +128,8 @@ def test_branch(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     status, out, _ = run(capsys, *command, "trial", *where)
     content = "of version 1 and mutations up to 1"
     assert (status, out) == (0, f"trial is a branch of library, {content}; {text}")
+    status, out, _ = run(capsys, "index", "show", "trial", "--store", str(store))
+    assert "branch of  library, version 1" in out
     status, out, _ = run(capsys, *command, "first", *where, "--version", "1", "--json")
     assert (status, json.loads(out)["sequence"]) == (0, 0)
     assert run(capsys, *command, "now", *where, "--time", "0s")[0] == 0

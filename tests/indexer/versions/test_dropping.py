@@ -232,8 +232,7 @@ def test_a_drop_on_a_full_disk_leaves_the_bytes_that_another_index_shares(
     store: Store, monkeypatch: pytest.MonkeyPatch, dropped: str
 ):
     manifest = read_manifest(store, "t")
-    for file in manifest.files:
-        store.share(segment_key("t", file.key), segment_key("u", file.key))
+    store.share_all({segment_key("t", file.key): segment_key("u", file.key) for file in manifest.files})
     store.create(manifest_key("u", 1), manifest.model_copy(update={"index": "u"}).to_json())
     before = {
         item.key: store.read(item.key) for item in store.list() if not item.key.startswith(f"{dropped}/")

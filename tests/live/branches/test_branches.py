@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from obstore.store import MemoryStore
 
@@ -22,6 +23,7 @@ from scannery.indexer import (
     InUseError,
     Manifest,
     NotFoundError,
+    SegmentCache,
     Store,
     change_aliases,
     collect_garbage,
@@ -42,6 +44,8 @@ from scannery.live.maintenance.copies import branch, restore, snapshot
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import ReadOnlyError
+from scannery.serving.catalog.roles import server_catalog
+from scannery.serving.catalog.version_opener import ColdIndexes
 from tests.cluster.servers import started_cluster
 from tests.data import ROOT
 from tests.live.model import DIMENSIONS, make_store, random_row
@@ -338,7 +342,7 @@ def test_a_disk_that_cannot_take_the_branch(store: Store, monkeypatch: pytest.Mo
     def refused(*_: object) -> None:
         raise StoreError("no space left on device")
 
-    monkeypatch.setattr(Store, "share", refused)
+    monkeypatch.setattr(Store, "share_all", refused)
     with pytest.raises(StoreError, match="no space"):
         branch(store, "live", "trial")
     monkeypatch.undo()
@@ -404,6 +408,43 @@ def test_a_branch_beside_a_writer_has_what_was_acknowledged(path: Path, store: S
         assert verify(store, name).problems == ()
 
 
+def test_a_branch_is_opened_at_once_with_the_segments_of_its_origin(store: Store, tmp_path: Path) -> None:
+    catalog = server_catalog(store, cache=SegmentCache(tmp_path / "cache"), log=tmp_path / "logs")
+    catalog.refresh()
+    origin = catalog.snapshot("live")
+    catalog.branch("live", "trial", version=None, time=None, request_id="")
+    assert catalog._opener.new_bytes("trial", 1, None) == 0
+    trial = catalog.snapshot("trial")
+    for one, other in zip(origin.segments, trial.segments, strict=True):
+        assert one.searched_ND is other.searched_ND
+    before = catalog.memory.needed_bytes()
+    drop_index(store, "live", force=True)
+    catalog.refresh()
+    del origin, one, other
+    assert catalog.states() == {"trial": True}
+    assert catalog.snapshot("trial").index.manifest.rows == ROWS
+    assert 0 < catalog.memory.needed_bytes() <= before
+    catalog.close()
+
+
+@pytest.mark.parametrize("cold", [("live",), ("trial",)])
+def test_cold_segments_are_opened_by_the_name_of_each_index(
+    store: Store, tmp_path: Path, cold: tuple[str, ...]
+) -> None:
+    cache = SegmentCache(tmp_path / "cache")
+    catalog = server_catalog(store, cache=cache, log=tmp_path / "logs", cold=ColdIndexes(cold))
+    catalog.refresh()
+    catalog.branch("live", "trial", version=None, time=None, request_id="")
+    catalog.refresh()
+    drop_index(store, "live", force=True)
+    catalog.refresh()
+    [found] = [
+        segment.find(np.array([VECTOR], np.float32), 5) for segment in catalog.snapshot("trial").segments[:1]
+    ]
+    assert len(found.rows_QK[0]) == 5
+    catalog.close()
+
+
 @pytest.mark.system
 def test_a_cluster_opens_a_branch(path: Path, tmp_path: Path) -> None:
     with (
@@ -444,7 +485,7 @@ def counted(owner, name):
         left.pop()
         return original(*arguments, **named)
     setattr(owner, name, call)
-for name in ("share", "create", "replace", "write", "delete"):
+for name in ("_share", "create", "replace", "write", "delete"):
     counted(Store, name)
 for name in ("hardlink_to", "unlink"):
     counted(Path, name)
