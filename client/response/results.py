@@ -301,7 +301,7 @@ class Explanation:
     """What may be wrong with the query, such as a vector that does not look like those of the index."""
     strangeness: float | None = None
     """How unlike the vectors of the index that of the query is: about 1 as a vector in any direction, and as those of
-    other models; 0.1 to 0.5 like them. None: the query has no vector or several, or the index has too few to tell."""
+    other models; below 0.5 like them. None: the query has no vector or several, or the index has too few to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

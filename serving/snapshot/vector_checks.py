@@ -21,7 +21,7 @@ from scannery.indexer.vectors.strangeness import VectorDistribution, foreign_row
 __all__ = ["ForeignBatch", "VectorChecks"]
 
 WINDOW = 256
-"""Vectors that were written last, with which a smaller batch is judged."""
+"""Vectors that were written last, with which a smaller batch is judged; of a larger one, as many are compared."""
 GROWTH = 2
 """Factor by which an index grows until its sample is read again."""
 
@@ -84,18 +84,19 @@ class VectorChecks:
         sample = self._sample_of(index, name)
         if sample is None or sample.distribution is None or not len(vectors_ND):
             return None
-        strangeness_N = sample.distribution.strangeness(vectors_ND)
+        compared = np.arange(len(vectors_ND))
+        if len(compared) > WINDOW:
+            compared = np.linspace(0, len(vectors_ND) - 1, WINDOW).astype(np.int64)
+        strangeness = sample.distribution.strangeness(vectors_ND[compared])
         with self._lock:
-            sample.recent.extend(strangeness_N[-WINDOW:].tolist())
+            sample.recent.extend(strangeness.tolist())
             recent = np.array(sample.recent, np.float32)
-        judged_N = strangeness_N if len(strangeness_N) >= WINDOW else recent
-        first = len(judged_N) - len(strangeness_N)
-        rows = foreign_rows(judged_N) - first
-        rows = rows[rows >= 0]
+        rows = foreign_rows(recent) - (len(recent) - len(compared))
+        rows = compared[rows[rows >= 0]]
         if not len(rows):
             return None
         self.foreign_batches += 1
-        return ForeignBatch(int(rows[0]), len(rows), len(strangeness_N))
+        return ForeignBatch(int(rows[0]), len(rows), len(compared))
 
     def _sample_of(self, index: OpenIndex, name: str) -> _Sample | None:
         """Return what is known of the vectors of a name; None: nothing, or another thread reads the sample just now."""

@@ -1855,7 +1855,7 @@ class Explanation(_message.Message):
     """By how many steps of 0.8 of the misses the effective target is above; 0: it is not, and the curve of the index holds."""
     strangeness: _builtins.float
     """Of a query by one vector, where the index has enough vectors to tell: how unlike them it is. About 1: as unlike as a vector in
-    any direction, and as those of other models; 0.1 to 0.5: like those of the index.
+    any direction, and as those of other models; below 0.5: as those of the index, and of topics that it does not have.
     """
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentPlan]:

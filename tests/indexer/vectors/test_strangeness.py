@@ -77,6 +77,11 @@ def test_vectors_of_another_length_are_strange() -> None:
     assert own.strangeness(vectors(model(0), 50, topic=1, length=5)).min() > FOREIGN
 
 
+def test_very_long_vectors_are_strange(own: VectorDistribution) -> None:
+    assert own.strangeness(vectors(model(0), 5, topic=1, length=1e30)).min() > 1
+    assert VectorDistribution.of(vectors(model(0), 1000, topic=1, length=1e30)) is None
+
+
 @pytest.mark.parametrize("rows_ND", [
     vectors(model(0), least_sample(D) - 1, topic=1),
     np.zeros((1000, D), np.float32),

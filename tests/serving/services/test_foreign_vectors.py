@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import scannery
+from benchmarks.collections import xquad_r
 from scannery.client import InvalidArgumentError
 from scannery.client.request.writes import NewDatapoint
+from scannery.embed import Encoder
 from scannery.indexer import OpenIndex, Store, parse_spec
 from scannery.indexer.reader import open_index
 from scannery.serving.snapshot.vector_checks import VectorChecks
@@ -68,7 +70,7 @@ def test_foreign_vectors_are_written_with_a_warning(index: scannery.Index) -> No
     done = index.upsert(points(FOREIGN, "foreign"))
     [warning] = done.warnings
     assert warning.startswith(
-        "upserts[0].datapoint.vector: 300 of 300 vectors, this one first, do not look like"
+        "upserts[0].datapoint.vector: 256 of 256 vectors, this one first, do not look like"
     )
     assert "'org/model-a'" in warning
     assert index.count() == ROWS + 300
@@ -149,6 +151,30 @@ def test_an_encoder_is_named_by_its_digest(tmp_path: Path) -> None:
             index.search(vector, vector_model="m" * 1001)
         # A text is encoded by the index.
         assert index.upsert([{"id": "new", "text": "Rye bread."}], vector_model="another").written == 1
+
+
+@pytest.mark.system
+def test_vectors_of_the_real_model_are_told_from_others(tmp_path: Path) -> None:
+    encoder = Encoder.load(MINILM, device="cpu")
+    english, german = ([text for _, _, text in xquad_r(language).documents] for language in ("en", "de"))
+    own_ND = encoder.encode_documents(english[:1100])
+    spec = parse_spec(
+        {"index": "given", "source": {"id": "id", "vector": "vector"}, "encoder": {"model": MINILM}}
+    )
+    store = Store.open(tmp_path / "store", create=True)
+    publish_version(
+        store, spec, datapoints(spec, own_ND[:1000]), tmp_path, encoder=encoder.fingerprint.to_dict()
+    )
+    with scannery.connect(tmp_path / "store") as client:
+        index = client.index("given")
+        assert not index.upsert(points(own_ND[1000:], "own")).warnings
+        assert not index.upsert(points(encoder.encode_documents(german[:100]), "german")).warnings
+        rotated_ND = np.roll(own_ND[:50], 100, axis=1)
+        [warning] = index.upsert(points(rotated_ND, "rolled")).warnings
+        assert MINILM in warning
+        for query_D in encoder.encode_queries(["who won the game?", "wie hoch ist der Berg?", "iphone"]):
+            explained = index.search(query_D, explain=True).explanation
+            assert explained is not None and not explained.warnings
 
 
 def test_a_spec_cannot_name_another_model_than_its_encoder(tmp_path: Path) -> None:
