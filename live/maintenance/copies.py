@@ -270,37 +270,32 @@ class _Copy:
                 f"index {self.index!r} would have a log of live updates, which needs a place (--log)"
             )
 
-    @contextmanager
-    def placed(self, log: Path, index_id: str | None) -> Iterator[None]:
-        """Make a file the log of the copy, which is removed again if the context fails."""
-        assert index_id is not None
-        log_id = new_index_id()
-        try:
-            if self.home.writable:
-                self.home.place(log, log_id=log_id, index_id=index_id)
-            else:
-                rename_log(log, log_id=log_id, index_id=index_id)
-                self.store.write_file(_log_key(self.index), log)
-                register(self.store, self.index, log_id, None)
-            yield
-        except BaseException:
-            with suppress(IndexerError):
-                registration = registered(self.store, self.index)
-                if registration is not None and registration.log_id == log_id:
-                    self.home.remove(log_id)
-                    forget(self.store, self.index)
-            raise
+    def place(self, log: Path, fork: Manifest, log_id: str) -> None:
+        """Make a file the log of the copy, with an id of its own."""
+        assert fork.index_id is not None
+        if self.home.writable:
+            self.home.place(log, log_id=log_id, index_id=fork.index_id)
+        else:
+            rename_log(log, log_id=log_id, index_id=fork.index_id)
+            self.store.write_file(_log_key(self.index), log)
+            register(self.store, self.index, log_id, None)
 
-    @contextmanager
-    def taken_back(self, keys: Iterable[str]) -> Iterator[None]:
-        """Remove files again if the context fails, unless they are those of an index that was created meanwhile."""
-        try:
-            yield
-        except BaseException:
-            with suppress(IndexerError):
-                for key in keys if not list_versions(self.store, self.index) else ():
-                    self.store.delete(key)
-            raise
+    def take_back(self, fork: Manifest, keys: Iterable[str], log_id: str) -> None:
+        """Remove what was written, as far as that can be, unless it is the index that there is now.
+
+        Files stay if another index was created under the name meanwhile: they may be its own, and gc removes the
+        others.
+        """
+        with suppress(IndexerError):
+            versions = list_versions(self.store, self.index)
+            if versions and read_manifest(self.store, self.index).index_id == fork.index_id:
+                return
+            registration = registered(self.store, self.index)
+            if registration is not None and registration.log_id == log_id:
+                self.home.remove(log_id)
+                forget(self.store, self.index)
+            for key in keys if not versions else ():
+                self.store.delete(key)
 
 
 def _copied(origin: _Origin, copy: _Copy) -> CopyReport:
@@ -321,13 +316,16 @@ def _copied(origin: _Origin, copy: _Copy) -> CopyReport:
         keys = [segment_key(copy.index, key) for key in _hashes(manifest)]
         # Shared files are as old as those of the origin, so that gc would take them for garbage.
         claim.hold(files=keys)
-        with ExitStack() as stack:
-            stack.enter_context(copy.taken_back(keys))
+        log_id = new_index_id()
+        try:
             size_bytes = _copy_files(origin.store, copy.store, manifest, copy.index)
             if log.exists():
-                stack.enter_context(copy.placed(log, fork.index_id))
+                copy.place(log, fork, log_id)
                 size_bytes += log.stat().st_size
             commit_copy(copy.store, fork, claim)
+        except BaseException:
+            copy.take_back(fork, keys, log_id)
+            raise
         return CopyReport(
             index=copy.index,
             version=manifest.version,

@@ -199,7 +199,7 @@ class Catalog:
         self, name: str, branch: str, *, version: int | None, time: datetime | None, request_id: str
     ) -> None:
         """Make an index of its own with the content of another one; arguments and errors are those of `branch`."""
-        copies.branch(
+        report = copies.branch(
             self.store,
             name,
             branch,
@@ -208,6 +208,7 @@ class Catalog:
             log_root=self._opener.log_root,
             request_id=request_id,
         )
+        _LOG.info("index %s is a branch of %s, of version %d", branch, name, report.version)
 
     def replacement(self, name: str) -> Replacement:
         """Begin to replace all datapoints of an index; raises as `snapshot`, and as `Replacement`."""

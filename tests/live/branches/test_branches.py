@@ -349,6 +349,23 @@ def test_a_disk_that_cannot_take_the_branch(store: Store, monkeypatch: pytest.Mo
     assert branch(store, "live", "trial").version == 1
 
 
+def test_what_is_published_is_not_taken_back(
+    client: scannery.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(client.index("live"), "unsealed")
+
+    def interrupted(*_: object) -> None:
+        raise StoreError("the store does not answer")
+
+    monkeypatch.setattr(versions, "_check_not_aliased", interrupted)
+    with pytest.raises(StoreError, match="does not answer"):
+        branch(store, "live", "trial")
+    monkeypatch.undo()
+    assert client.index("trial").count() == ROWS + 1
+    assert put(client.index("trial"), "x") == 2
+    assert verify(store, "trial").problems == ()
+
+
 class _Writer(threading.Thread):
     """Upserts one datapoint after the other, and knows which were acknowledged."""
 
