@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scannery.indexer.errors import CorruptError, IndexerError
+from scannery.indexer.errors import CorruptError, IndexerError, InUseError
 from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.planning.planner import SegmentHits
@@ -207,6 +207,7 @@ def rollback(
     Raises:
         NotFoundError: no such index or version, or a file of the version is missing.
         AlreadyExistsError: another process published a version meanwhile.
+        InUseError: the contents were exchanged with those of a mirror since.
         FormatError: a later release made the current version, so its log position is not known here.
 
     """
@@ -215,6 +216,12 @@ def rollback(
         store.size(segment_key(index, key))
     current = list_versions(store, index)[-1]
     newest = _newest(store, index) or old
+    if old.switches != newest.switches or newest.mirror is not None:
+        raise InUseError(
+            f"version {version} of index {index!r} is of before its contents were exchanged with those of a mirror, or "
+            "the index is a mirror: `scannery index migrate INDEX --undo` exchanges them again",
+            field="version",
+        )
     position = newest.log_sequence
     if log_after is not None and log_after <= old.log_sequence and lost_since(store, old):
         position = old.log_sequence

@@ -27,6 +27,7 @@ __all__ = [
     "FusionScales",
     "FusionWeight",
     "Manifest",
+    "Mirror",
     "ModelCurve",
     "Ranker",
     "Recall",
@@ -449,6 +450,32 @@ class SearchState(_Record):
         return self.model or self.query_model
 
 
+class Mirror(_Record):
+    """What makes an index the mirror of another one: the same datapoints, with other keys of the spec.
+
+    Only what follows the log of that index writes to a mirror (live/migration).
+    """
+
+    index: str
+    """Name of the mirrored index."""
+    index_id: str
+    """Id of the mirrored index."""
+    base: Annotated[int, Field(ge=1)]
+    """Version of the mirrored index whose datapoints the mirror had first."""
+    changes: dict[str, Any]
+    """Keys of the mirrored index's spec that differ here, with their values here."""
+    switches: _Count
+    """`Manifest.switches` of the mirrored index, as of the version that is followed."""
+    floor: _Sequence
+    """`log_floor` of the mirrored index, as of that version."""
+    builds: tuple[str, ...] = ()
+    """Builds of the mirrored index, as of that version."""
+    filled: bool = False
+    """Whether it has the datapoints of `base`; before, it is empty."""
+    former: bool = False
+    """Whether it has what the mirrored index had before their contents were exchanged."""
+
+
 def _with_components(info: VectorsInfo) -> VectorsInfo:
     if not info.dimensions:
         raise ValueError("named vectors have components")
@@ -503,6 +530,10 @@ class Manifest(_Record):
     """Version of the model that was promoted last, `NAME@N`, to the order of hits or to the encoding of queries."""
     former: tuple[SearchState, ...] = ()
     """States of searches before promotions, the latest one last: what a rollback goes back to."""
+    mirror: Mirror | None = None
+    """The index that this one follows; None: it takes writes of its own."""
+    switches: _Count = 0
+    """Number of times that the content of the index was exchanged with that of a mirror."""
     statistics: dict[str, Any] = {}
     """Counts and measurements of the build."""
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from itertools import takewhile
 from threading import TIMEOUT_MAX, RLock
 from typing import Any
 
 from scannery.live.live_index import LOCK_S, LiveIndex, SnapshotT
 from scannery.live.log.mutation_log import LogGapError
-from scannery.live.log.records import columns_version_of
-from scannery.live.memtable import LiveState
+from scannery.live.memtable import LiveState, entries_for
 from scannery.live.recent_states import RecentStates
 from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
@@ -119,8 +117,7 @@ class LeafIndex(LiveIndex[SnapshotT]):
         now_s = time.monotonic()
         version = self._state.manifest.version
         while entries := log.read(recent.end):
-            ours = list(takewhile(lambda entry: columns_version_of(entry.data) <= version, entries))
-            if not ours:
+            if not (ours := entries_for(entries, version)):
                 raise LogGapError(f"record {entries[0].sequence} of the log was made for a later version")
             with self._making:
                 recent.add(ours, now_s)

@@ -31,7 +31,7 @@ from scannery.live.log.mutation_log import (
     MutationLog,
     Request,
 )
-from scannery.live.memtable import LiveState, begin, state_after
+from scannery.live.memtable import LiveState, begin, entries_for, state_after
 from scannery.live.prepare import Deletion, PreparedUpsert
 from scannery.live.writing.filtered_write import (
     FilteredWrite,
@@ -136,6 +136,8 @@ class LiveIndex(Generic[SnapshotT]):
         self._problem = ""
         """Why the log cannot be followed, as it was last logged; empty: it can."""
         self._behind = False
+        self._stops = False
+        """Whether the last look at the log ended before entries for a later version."""
         self._open_at_s = 0.0
         """Earliest time of the next attempt to open the log."""
         self._shards = shards
@@ -206,6 +208,8 @@ class LiveIndex(Generic[SnapshotT]):
             changed = state is not self._state
             if changed:
                 self._publish(state)
+            if self._stops:
+                self._note_superseded(state.manifest.version)
             self._problem = ""
             return changed
         except LogGapError:
@@ -349,7 +353,7 @@ class LiveIndex(Generic[SnapshotT]):
         """Check before any work that a write can be accepted.
 
         Raises:
-            ReadOnlyError: the store is a bucket, and there is no folder for a log.
+            ReadOnlyError: the store is a bucket, and there is no folder for a log; or the index is a mirror.
             OverloadedError: the rows in memory or the log exceed their limit until they are sealed, or there is no room
                 for more in memory.
             ClosedError: the engine is closed.
@@ -358,6 +362,7 @@ class LiveIndex(Generic[SnapshotT]):
         """
         if self._closed:
             raise self._closed_error()
+        self.check_changeable()
         if not self._home.writable:
             raise ReadOnlyError(
                 f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
@@ -371,6 +376,13 @@ class LiveIndex(Generic[SnapshotT]):
                 f"{state.unsealed_rows} new rows in memory and {state.log_bytes >> 20} MiB of log wait to be sealed "
                 "(in a cluster, `scannery maintain` does this)",
                 retry_after_s=RETRY_S,
+            )
+
+    def check_changeable(self) -> None:
+        """Raise ReadOnlyError if it is a mirror: only what follows the mirrored index changes it."""
+        if (mirror := self._state.manifest.mirror) is not None:
+            raise ReadOnlyError(
+                f"index {self._state.manifest.index!r} cannot be changed: it follows {mirror.index!r}"
             )
 
     def log_entries(self, after: int) -> Iterator[LogEntry]:
@@ -527,7 +539,9 @@ class LiveIndex(Generic[SnapshotT]):
         # Read before the entries: other processes may append meanwhile.
         acknowledged = log.acknowledged() if log is not None else 0
         state = self._apply_log(state)
-        if state.sequence < acknowledged:
+        if self._stops:
+            self._note_superseded(state.manifest.version)
+        elif state.sequence < acknowledged:
             raise CorruptError(
                 f"the log of index {state.manifest.index!r} ends at sequence {state.sequence}, but {acknowledged} was "
                 "acknowledged: its end is damaged or was cut off"
@@ -535,12 +549,19 @@ class LiveIndex(Generic[SnapshotT]):
         return state
 
     def _apply_log(self, state: LiveState) -> LiveState:
-        """Return the state after all further entries of the log."""
+        """Return the state after all further entries of the log, up to those for a later version."""
+        self._stops = False
         if self._log is None:
             return state
         # Reading starts after the version: its mutations may be truncated, and a log that is behind it has no entries.
         while entries := self._log.read(state.sequence):
-            state = state_after(state, entries)
+            try:
+                state = state_after(state, entries)
+            except LogGapError:
+                # Those before were acknowledged, and the version for what follows may not be there yet.
+                state = state_after(state, entries_for(entries, state.manifest.version))
+                self._stops = True
+                break
         return state
 
     def _publish(self, state: LiveState) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +39,7 @@ from scannery.indexer import (
 from scannery.live.log.homes import checked_log, log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogEntry, MutationLog, WrongLogError
-from scannery.live.log.records import Mutation, decode, rows_fit
+from scannery.live.log.records import Mutation, columns_version_of, decode, rows_fit
 from scannery.live.log.registry import registered
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "apply",
     "begin",
     "change_of",
+    "entries_for",
     "mutations_of",
     "net_effect",
     "state_after",
@@ -348,6 +350,11 @@ def state_after(state: LiveState, entries: Sequence[LogEntry]) -> LiveState:
     return apply(state, mutations_of(entries, state.manifest)).logged(size_bytes)
 
 
+def entries_for(entries: Sequence[LogEntry], version: int) -> list[LogEntry]:
+    """Return the entries before the first one that was made for a later version."""
+    return [*takewhile(lambda entry: columns_version_of(entry.data) <= version, entries)]
+
+
 def mutations_of(entries: Sequence[LogEntry], manifest: Manifest) -> list[tuple[int, Mutation]]:
     """Return the mutations of entries with their sequences, as rows of a version; raises as `state_after`."""
     return [
@@ -409,10 +416,16 @@ def unsealed_change(
 
 
 def change_of(log: MutationLog, manifest: Manifest) -> UnsealedChange | None:
-    """Return what an open log changes in a version; None if it changes nothing. Raises as `MutationLog.read`."""
+    """Return what an open log changes in a version; None if it changes nothing. Raises as `MutationLog.read`.
+
+    Mutations that were made for a later version do not count, nor those after them.
+    """
     mutations: list[tuple[int, Mutation]] = []
     while entries := log.read(mutations[-1][0] if mutations else manifest.log_sequence):
-        mutations += mutations_of(entries, manifest)
+        ours = entries_for(entries, manifest.version)
+        mutations += mutations_of(ours, manifest)
+        if len(ours) < len(entries):
+            break
     if not mutations:
         return None
     net = net_effect(mutations)

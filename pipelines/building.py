@@ -231,6 +231,10 @@ def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
         parent = hold_current(store, index, lease)
         if parent is None:
             check_no_alias(store, index)  # the commit would refuse it, after all the work
+        elif parent.mirror is not None:
+            raise InUseError(
+                f"index {index!r} cannot be built: it follows {parent.mirror.index!r}", field="index"
+            )
         lease.keep_log(parent.log_sequence if parent else 0)
         # The commit of the version after the next one cuts the log here, and that process checks leases only after its
         # commit: so the lease is safe only if at most one version was committed meanwhile.

@@ -15,6 +15,7 @@ from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFou
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.indexer.manifest import (
     Manifest,
+    Mirror,
     Recall,
     Relevance,
     VectorsInfo,
@@ -47,6 +48,7 @@ def create_index(
     *,
     vectors: Mapping[str, VectorsInfo],
     request_id: str = "",
+    mirror: Mirror | None = None,
 ) -> Manifest:
     """Publish version 1 of an index without datapoints, and return its manifest.
 
@@ -55,6 +57,7 @@ def create_index(
         spec: of the index; with `shards: auto` it gets one shard.
         vectors: what is known of the vectors of each name; "" is the unnamed vector.
         request_id: a repetition with the same one returns the index that the first attempt created.
+        mirror: the index that it will follow; None: it takes writes of its own.
 
     Raises:
         AlreadyExistsError: there is an index or an alias of this name.
@@ -69,6 +72,7 @@ def create_index(
         **stored_vectors(vectors),
         shards=1 if spec.shards == "auto" else spec.shards,
         segments=(),
+        mirror=mirror,
         statistics={"mode": "create", "request_id": request_id},
     )
     check_no_alias(store, spec.index)

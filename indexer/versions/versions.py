@@ -51,6 +51,7 @@ __all__ = [
     "no_such_index",
     "read_aliases",
     "read_manifest",
+    "republish",
     "segment_key",
     "tombstone_key",
 ]
@@ -346,6 +347,15 @@ def _put(
     if lease.lapsed() or not store.exists(lease.key):
         _check_again(store, published, files)
     return published
+
+
+def republish(store: Store, manifest: Manifest) -> None:
+    """Publish the current version again, under the next number, unless another one was published meanwhile.
+
+    Raises as `commit`, but for AlreadyExistsError.
+    """
+    with contextlib.suppress(AlreadyExistsError):
+        commit(store, manifest.model_copy(update={"parent": manifest.version}))
 
 
 def _check_not_dropped(store: Store, published: Manifest) -> None:

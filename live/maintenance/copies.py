@@ -259,6 +259,7 @@ class _Copy:
                 "index": self.index,
                 "index_id": new_index_id(),
                 "spec": manifest.spec.model_copy(update={"index": self.index}),
+                "mirror": None,  # a copy follows no index
                 "statistics": statistics,
             }
         )

@@ -8,7 +8,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -37,7 +37,6 @@ from scannery.indexer import (
     read_manifest,
     shards_of_ids,
     store_segment,
-    written_schema,
 )
 from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.indexer.local.files import scratch_folder
@@ -48,6 +47,7 @@ from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogHome
 from scannery.live.maintenance.merge_policy import largest_tried
 from scannery.live.maintenance.scheduler import task_threads
+from scannery.live.row_tables import stored_schema
 from scannery.runtime.errors import InvalidRequestError
 
 __all__ = ["Replacement"]
@@ -109,14 +109,14 @@ class Replacement:
         """Take rows, and build a segment when there are enough.
 
         Args:
-            rows: the columns of `written_schema` for `manifest`, others are ignored.
+            rows: the columns of `stored_schema` for `manifest`, others are ignored.
 
         Raises:
             InvalidRequestError: two rows have one id.
             BuildError, StoreError: a segment cannot be built or stored.
 
         """
-        table = conformed(rows, written_schema(self.manifest.spec, self.manifest.dimensions))
+        table = conformed(rows, stored_schema(self.manifest))
         self._waiting.append(table)
         self._waiting_rows += table.num_rows
         self._waiting_bytes += table.nbytes
@@ -124,8 +124,11 @@ class Replacement:
         if self._waiting_rows >= live.max_rows or self._waiting_bytes >= live.seal_bytes:
             self._build()
 
-    def publish(self) -> Manifest:
+    def publish(self, change: Callable[[Manifest], Manifest] = lambda manifest: manifest) -> Manifest:
         """Commit a version with the new rows alone, and return its manifest.
+
+        Args:
+            change: makes the manifest that is committed of the one with the new rows.
 
         Raises:
             InvalidRequestError: two rows have one id.
@@ -136,7 +139,7 @@ class Replacement:
         """
         self._build()
         for attempt in range(MAX_ATTEMPTS):
-            manifest = self._next(read_manifest(self._store, self._index))
+            manifest = change(self._next(read_manifest(self._store, self._index)))
             try:
                 return commit(self._store, manifest)
             except AlreadyExistsError:

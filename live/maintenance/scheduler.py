@@ -29,12 +29,14 @@ from typing import IO, TypeAlias
 from scannery.indexer import (
     IndexerError,
     IndexSpec,
+    Manifest,
     Store,
     default_cache_folder,
     latest_version,
     python_command,
     python_environment,
 )
+from scannery.indexer.versions.versions import republish
 from scannery.live.log.files import LOG_FILE, held_by_this_process
 from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot
 from scannery.live.maintenance.locks import SharedLock, Task, TaskLock, TaskLocks
@@ -193,6 +195,10 @@ MEMORY_SHARE = 0.25
 """Share of the rows or bytes at which writes are refused that bounds these larger seals."""
 
 
+MARKED_S = 10.0
+"""Time after which a later version for which the log has a mark is taken to be given up: an exchange takes seconds."""
+
+
 Reserve: TypeAlias = Callable[[Task, Callable[[], int]], Callable[[], None] | None]
 """Function from a task and what returns the bytes that it needs to what releases them at its end; None: it cannot start
 now."""
@@ -346,6 +352,8 @@ class Maintenance:
         self._fill = FillDetector(clock)
         self._first_at_s: float | None = None
         self._base = -1
+        self._marked = 0, 0.0
+        """The version whose log was seen to go on in a later one, and when."""
         self._lock = threading.Lock()
 
     @property
@@ -392,6 +400,17 @@ class Maintenance:
             return min(wait_s, state.manifest.spec.live.seal_age_s - age_s) if state.mutations else wait_s
         finally:
             self._lock.release()
+
+    def pass_mark(self, manifest: Manifest) -> None:
+        """Publish a version again whose log goes on in a later one that does not appear: an exchange of contents ended.
+
+        Until then, the index takes no writes.
+        """
+        if manifest.version != self._marked[0]:
+            self._marked = manifest.version, self._clock()
+        elif self._clock() - self._marked[1] >= MARKED_S:
+            self._marked = 0, 0.0
+            republish(self._store, manifest)
 
     def _was_written(self, state: LiveState) -> bool:
         """Return whether the index has a log; for a database, as far as the state says, which costs no query."""

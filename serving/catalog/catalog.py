@@ -212,7 +212,7 @@ class Catalog:
 
     def replacement(self, name: str) -> Replacement:
         """Begin to replace all datapoints of an index; raises as `snapshot`, and as `Replacement`."""
-        self.live(name)  # which the caller must be allowed to see
+        self.live(name).check_changeable()  # which the caller must be allowed to see
         opener = self._opener
         return Replacement(self.store, name, log_root=opener.log_root, cache=opener.cache)
 

@@ -123,7 +123,11 @@ class CatalogEntry:
         """Return whether `maintain` may find something to do; cheap."""
         if self.live is None or self.maintenance is None:
             return False
-        return now_s >= self.maintain_at_s or self.maintained != _position(self.live.state)
+        return (
+            self.live.superseded
+            or now_s >= self.maintain_at_s
+            or self.maintained != _position(self.live.state)
+        )
 
     def maintain(self, *, regularly: bool) -> None:
         """Start sealing and merging that is due; see `Maintenance.look`."""
@@ -132,6 +136,8 @@ class CatalogEntry:
             state = live.state
 
             def look() -> None:
+                if live.superseded:
+                    maintenance.pass_mark(state.manifest)
                 self.maintain_at_s = self.clock() + maintenance.look(state, regularly=regularly)
                 self.maintained = _position(state)
 

@@ -329,6 +329,7 @@ class Alteration:
         """Publish a version with the changed spec, and open it here; other servers open it within a second."""
         changes = _parsed_changes(request.changes_json)
         live = self._catalog.live(request.index)
+        live.check_changeable()
         before = live.state.manifest.version
         named: dict[str, VectorsInfo] = {}
         query_models: dict[str, dict[str, Any] | None] = {}

@@ -37,6 +37,7 @@ from scannery.serving.request.write import (
     parse_delete,
     parse_upsert,
 )
+from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.snapshot.filter_cache import FilterCache
@@ -73,7 +74,7 @@ class Writes:
             prepared = prepare(upserts, manifest, self._catalog.encoders, deadline)
             return index.upsert(prepared, identified(request), deadline)
 
-        answer = in_newest(self._catalog, request.index, write)
+        answer = in_newest(self._catalog, request.index, write, deadline)
         self._catalog.note_write()
         return pb.UpsertResponse(
             sequence=answer.sequence,
@@ -89,6 +90,7 @@ class Writes:
             self._catalog,
             request.index,
             lambda index: index.delete(deletion, identified(request), deadline),
+            deadline,
         )
         self._catalog.note_write()
         return pb.DeleteResponse(
@@ -149,21 +151,46 @@ def writable(catalog: Catalog, name: str) -> LiveIndex[Snapshot]:
     return index
 
 
-def in_newest(catalog: Catalog, name: str, write: Callable[[LiveIndex[Snapshot]], WrittenT]) -> WrittenT:
-    """Return what a write answers; where the index has just got another version, open that, and prepare it again.
+def in_newest(
+    catalog: Catalog, name: str, write: Callable[[LiveIndex[Snapshot]], WrittenT], deadline: Deadline
+) -> WrittenT:
+    """Return what a write answers; where the index goes over to another version, open that, and prepare it again.
 
     Args:
         catalog: of this process.
         name: of the index.
         write: prepares a write for the version that is open, and does it.
+        deadline: of the request.
 
-    Raises what `writable` and `write` do; OtherVersionError if the other version cannot be opened now.
+    Raises what `writable` and `write` do; OtherVersionError if the other version cannot be opened within MOVE_S.
     """
-    try:
-        return write(writable(catalog, name))
-    except OtherVersionError:
-        catalog.open_later(name)
-        return write(writable(catalog, name))
+    until, attempts = Deadline.after(min(MOVE_S, deadline.remaining_s)), MOVE_ATTEMPTS
+    while True:
+        index = writable(catalog, name)
+        version = index.state.manifest.version
+        try:
+            return write(index)
+        except OtherVersionError:
+            catalog.open_later(name)
+            # The mutation log may be ahead of the version that follows: writes wait while contents are exchanged.
+            with waiting():
+                while index.superseded and index.state.manifest.version == version:
+                    if not until.remaining_s:
+                        raise
+                    with catalog.moved:
+                        catalog.moved.wait(MOVE_CHECK_S)
+                    catalog.note_write()  # embedded, maintenance runs by this alone
+                    catalog.open_later(name)
+            attempts -= 1
+            if not attempts or not until.remaining_s:
+                raise
+
+
+MOVE_ATTEMPTS = 5
+"""Most versions for which a write is prepared, one after the other."""
+MOVE_S = 30.0
+"""Most seconds that a write waits until the version is open for which it must be prepared."""
+MOVE_CHECK_S = 0.1
 
 
 def identified(
@@ -232,7 +259,10 @@ class FilteredWrites:
         if request.dry_run:
             _check_may_count()
         return in_newest(
-            self._catalog, request.index, lambda index: self._batch(index, request, parse, deadline)
+            self._catalog,
+            request.index,
+            lambda index: self._batch(index, request, parse, deadline),
+            deadline,
         )
 
     def _batch(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scannery.cli.commands.indexes.lifecycle import index_app
+from scannery.cli.commands.indexes.migrate import index_app
 from scannery.cli.commands.indexes.versions import JsonOption, NameArgument, StoreOption, index_of
 from scannery.cli.options import TimeoutOption, remote_options
 from scannery.cli.output import print_json

@@ -1,0 +1,250 @@
+"""Datapoints of an index as another spec has them: vectors of other encoders, passages cut anew, other words.
+
+Shapes: N rows, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer import (
+    IndexSpec,
+    Manifest,
+    conformed,
+    has_vector,
+    parse_spec,
+    without_vectors,
+    written_schema,
+)
+from scannery.indexer.datapoints.named_vectors import vector_name
+from scannery.live.log.records import Mutation, with_words
+from scannery.live.migration.documents import documents_of
+from scannery.live.migration.errors import MigrationError, UnencodableError
+from scannery.live.prepare import Encoders, TextVectors, Upserts, encode_rows, prepare
+from scannery.live.row_tables import stored_schema
+from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
+
+__all__ = ["CHANGEABLE", "Conversion", "changed_spec", "former_values", "whole_changes"]
+
+CHANGEABLE = ("encoder", "chunk", "named_vectors", "lexical", "vectors")
+"""What a migration can change: keys of a spec, and `source.chunk`."""
+
+
+def whole_changes(spec: IndexSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes of CHANGEABLE keys with all that follows from them: keys of a spec, with their new values.
+
+    Raises:
+        MigrationError: another key is among them.
+
+    """
+    if refused := sorted(changes.keys() - {*CHANGEABLE}):
+        raise MigrationError(f"{refused[0]}: a migration changes {', '.join(CHANGEABLE)}", field=refused[0])
+    whole = {key: value for key, value in changes.items() if key != "chunk"}
+    source = spec.source.model_dump(mode="json")
+    if changes.get("encoder"):  # vectors of the source are those of another model
+        source["vector"] = None
+    if "chunk" in changes:
+        source["chunk"] = changes["chunk"] and {**(source["chunk"] or {}), **changes["chunk"]}
+    return whole if source == spec.source.model_dump(mode="json") else {**whole, "source": source}
+
+
+def changed_spec(spec: IndexSpec, changes: Mapping[str, Any], index: str) -> IndexSpec:
+    """Return a spec with other values of some keys, for an index of another name; InvalidSpecError if one is wrong."""
+    return parse_spec({**spec.model_dump(mode="json"), **changes, "index": index})
+
+
+def former_values(spec: IndexSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values in a spec of the keys that changes have: what takes them back."""
+    data = spec.model_dump(mode="json")
+    return {key: data.get(key) for key in changes}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Makes rows of one index those of another. Safe to use from several threads if its encoders are."""
+
+    source: Manifest
+    """Manifest that rows are of."""
+    target: Manifest
+    """Manifest that they shall be of."""
+    encoders: Encoders
+    """Encoders of the target."""
+
+    @cached_property
+    def remade(self) -> tuple[str, ...]:
+        """Names of the vectors that are encoded again; "" is the unnamed one."""
+        before = self.source.vectors
+        return tuple(
+            name
+            for name, info in self.target.vectors.items()
+            if info.encoder is not None
+            and (name not in before or _digest(before[name].encoder) != _digest(info.encoder))
+        )
+
+    @property
+    def cuts(self) -> bool:
+        """Whether texts are cut anew: rows are then converted by whole documents."""
+        return self.source.spec.source.chunk != self.target.spec.source.chunk
+
+    def mutations(self, mutations: Sequence[Mutation]) -> list[Mutation]:
+        """Return what mutations of the source are in the target; raises as `rows`.
+
+        Their texts are encoded together: one at a time costs several times as much.
+        """
+        schema = written_schema(self.source.spec, self.source.dimensions)
+        tables = [conformed(each.rows, schema) for each in mutations if each.rows.num_rows]
+        rows = self.rows(pa.concat_tables([schema.empty_table(), *tables]))
+        ends = np.cumsum([0, *(each.rows.num_rows for each in mutations)]).tolist()
+        return [
+            self._mutation(rows.slice(start, end - start), each.removed_ids, each.removed_documents)
+            for each, (start, end) in zip(mutations, pairwise(ends), strict=True)
+        ]
+
+    def of_documents(self, documents: Sequence[Sequence[str]], rows: pa.Table) -> list[Mutation]:
+        """Return mutations of the target after which it has what the source has of some documents.
+
+        Args:
+            documents: ids of those that each mutation of the source may have changed; the last one of a document brings
+                its rows, the others remove them.
+            rows: all rows of the documents in the source.
+
+        Raises as `rows`.
+        """
+        converted = self.rows(rows)
+        last = {document: number for number, some in enumerate(documents) for document in some}
+        mutation_N = np.array([last[name] for name in converted.column("document_id").to_pylist()], np.int64)
+        return [
+            self._mutation(converted.filter(pa.array(mutation_N == number)), (), tuple(some))
+            for number, some in enumerate(documents)
+        ]
+
+    def _mutation(
+        self, rows: pa.Table, removed_ids: tuple[str, ...], removed_documents: tuple[str, ...]
+    ) -> Mutation:
+        rows = conformed(rows, written_schema(self.target.spec, self.target.dimensions))
+        removed = {"removed_ids": removed_ids, "removed_documents": removed_documents}
+        return with_words(Mutation.of(rows, self.target, **removed), self.target.spec)
+
+    def rows(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the columns that a segment of the target is built from.
+
+        Args:
+            rows: the columns of `stored_schema` of the source; if it `cuts`, all rows of their documents.
+
+        Raises:
+            UnencodableError: the spec wants a vector of a row whose text has none.
+            EncoderUnavailableError: the encoder cannot be used.
+            MigrationError: the documents cannot be cut.
+
+        """
+        if self.cuts:
+            return conformed(self._cut(rows), stored_schema(self.target))
+        kept = [
+            name
+            for name in rows.column_names
+            if (vectors := vector_name(name)) is None or vectors not in self.remade
+        ]
+        table = rows.select(kept)
+        if not rows.num_rows:
+            return stored_schema(self.target).empty_table()
+        if "" in self.remade:
+            table = self._with_unnamed(table)
+        table = conformed(table, stored_schema(self.target))
+        if any(self.remade):
+            forever = TextVectors(self.target, self.encoders, Deadline.after(None))
+            table = encode_rows(table, range(table.num_rows), self.target, forever)
+        return table
+
+    def _cut(self, rows: pa.Table) -> pa.Table:
+        documents = documents_of(rows, self.source.spec)
+        documents = documents.select([
+            name
+            for name in documents.column_names
+            if (vectors := vector_name(name)) is None
+            or (vectors in self.target.spec.named_vectors and vectors not in self.remade)
+        ])  # fmt: skip
+        self._check_texts(rows, *_texts(rows))
+        upserts = Upserts(rows=documents, numbers=range(documents.num_rows))
+        try:
+            return prepare(upserts, self.target, self.encoders, Deadline.after(None)).mutation.rows
+        except InvalidRequestError as error:
+            raise UnencodableError(error.message, field="text") from error
+
+    def _with_unnamed(self, rows: pa.Table) -> pa.Table:
+        from scannery.embed.text.chunking import Passage
+        from scannery.embed.text.documents import encode_passages
+
+        encoder = self.encoders.encoder_of(self.target, field="encoder")
+        chunk = self.target.spec.source.chunk
+        columns = {name: _values(rows, name) for name in ("id", "title", "text", "_spoken")}
+        has_text_N, ids = _texts(rows)
+        self._check_texts(rows, has_text_N, ids)
+        numbers = np.flatnonzero(has_text_N).tolist()
+        titles = [columns["title"][number] for number in numbers]
+        passages = [
+            [Passage(columns["text"][number], None, None, spoken=columns["_spoken"][number])]
+            for number in numbers
+        ]
+        vectors, problems = encode_passages(
+            titles, passages, encoder.documents, None if chunk is None else encoder.chunker(chunk)
+        )
+        made: list[np.ndarray | None] = [None] * rows.num_rows
+        for number, vector_1D, problem in zip(numbers, vectors, problems, strict=True):
+            if problem is None:
+                made[number] = vector_1D[0]
+            elif self.target.spec.vectors == "required":
+                raise UnencodableError(_unencodable(columns["id"][number], problem), field="text")
+        column = _unnamed_column(made, self.target.dimensions)
+        return without_vectors(rows).append_column("embedding", column)
+
+    def _check_texts(self, rows: pa.Table, has_text_N: np.ndarray, ids: Sequence[str]) -> None:
+        """Raise UnencodableError if a row has a vector and no text, or neither where a vector is required."""
+        lacking_N = ~has_text_N
+        if self.target.spec.vectors == "optional":
+            lacking_N &= has_vector(rows)
+        if lacking_N.any():
+            raise UnencodableError(
+                _unencodable(ids[int(np.argmax(lacking_N))], "it has no text"), field="text"
+            )
+
+
+def _digest(encoder: Mapping[str, Any] | None) -> str | None:
+    return None if encoder is None else encoder.get("digest")
+
+
+def _texts(rows: pa.Table) -> tuple[np.ndarray, list[str]]:
+    """Return which rows have a text, bool (N,), and the ids of all."""
+    return np.array([bool(text and text.strip()) for text in _values(rows, "text")], bool), _values(
+        rows, "id"
+    )
+
+
+def _values(rows: pa.Table, name: str) -> list[Any]:
+    values: list[Any] = rows.column(name).to_pylist() if name in rows.column_names else [None] * rows.num_rows
+    return values
+
+
+def _unencodable(identifier: str, why: str) -> str:
+    return (
+        f"datapoint {identifier!r:.200} cannot get a vector of the new encoder: {why}; give it a text or delete it, "
+        "and run this again"
+    )
+
+
+def _unnamed_column(vectors: Sequence[np.ndarray | None], dimensions: int) -> pa.Array:
+    """Return the unnamed vectors of rows, float32 (D,) or None, as lists of a fixed size, null for None."""
+    zero_D = np.zeros(dimensions, np.float32)
+    values = np.concatenate(
+        [np.empty(0, np.float32), *(zero_D if each is None else each for each in vectors)]
+    )
+    kind = pa.list_(pa.field("item", pa.float32(), nullable=False), dimensions)
+    missing = pa.array([each is None for each in vectors], pa.bool_())
+    return pa.FixedSizeListArray.from_arrays(pa.array(values), type=kind, mask=missing)

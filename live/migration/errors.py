@@ -1,0 +1,19 @@
+"""Errors of migrations."""
+
+from __future__ import annotations
+
+from scannery.runtime.errors import DEFECT, ServingError
+
+__all__ = ["MigrationError", "MirrorBrokenError", "UnencodableError"]
+
+
+class MigrationError(ServingError, code="FAILED_PRECONDITION"):
+    """A migration cannot begin, or not go on as it was begun."""
+
+
+class MirrorBrokenError(MigrationError):
+    """The mirrored index has changed otherwise than by live updates: the mirror must be made again."""
+
+
+class UnencodableError(MigrationError, exit_code=DEFECT):
+    """A datapoint cannot get a vector of the new encoder."""

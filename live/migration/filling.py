@@ -1,0 +1,205 @@
+"""Fill a mirror: the datapoints of its base, converted by units, each of which is done once.
+
+A unit is some documents of a shard. Its result is an object of the mirror, so a killed process goes on where it
+ended, and several processes may each do a part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.indexer import (
+    Manifest,
+    NotFoundError,
+    OpenIndex,
+    Segment,
+    SegmentCache,
+    Store,
+    read_manifest,
+)
+from scannery.indexer.reader import open_manifest
+from scannery.live.log.location import LogRoot
+from scannery.live.log.records import encoder_digests
+from scannery.live.maintenance.replacement import Replacement
+from scannery.live.migration.conversion import Conversion
+from scannery.live.migration.mirrors import keep_source
+from scannery.live.prepare import Encoders
+from scannery.live.row_tables import stored_schema, whole_rows
+
+__all__ = ["Filled", "convert_base", "fill"]
+
+UNIT_ROWS = 1024
+"""Least datapoints of a unit, but for the last one of a shard: some seconds of a small encoder on one core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """How far the units of a mirror are."""
+
+    done: int
+    """Datapoints that are converted."""
+    total: int
+    """Datapoints of the base."""
+    encoded: int
+    """Datapoints that this process converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    key: str
+    """Key of its result."""
+    parts: list[tuple[Segment, np.ndarray]]
+    """Segments of a shard, each with the numbers of its datapoints in the unit, int64."""
+
+    @property
+    def size(self) -> int:
+        """Number of its datapoints."""
+        return sum(len(rows_R) for _, rows_R in self.parts)
+
+    def rows(self, schema: pa.Schema) -> pa.Table:
+        """Return its datapoints with all columns of a schema."""
+        return pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in self.parts])
+
+
+def convert_base(
+    store: Store,
+    mirror: Manifest,
+    encoders: Encoders,
+    *,
+    part: tuple[int, int] = (0, 1),
+    cache: SegmentCache | None = None,
+    progress: Callable[[Filled], object] = lambda filled: None,
+) -> Filled:
+    """Convert the units of a mirror's base that have no result yet, and return how far they are.
+
+    Args:
+        store: of the index.
+        mirror: manifest of the mirror, which is not filled.
+        encoders: encoders of the mirror.
+        part: number of a part and of all parts: units whose number leaves that remainder are converted.
+        cache: for opening segments; None: the default cache.
+        progress: called after each unit.
+
+    Raises:
+        NotFoundError: the base was removed: abandon the migration, and begin it again.
+        UnencodableError, EncoderUnavailableError, EmbedError: a datapoint cannot be converted.
+        StoreError: the store cannot be written.
+
+    """
+    base = _opened_base(store, mirror, cache)
+    conversion = Conversion(base.manifest, mirror, encoders)
+    schema = stored_schema(base.manifest)
+    existing = {item.key for item in store.list(_folder(mirror))}
+    done = encoded = 0
+    for number, unit in enumerate(_units(base, mirror)):
+        if unit.key not in existing and number % part[1] == part[0]:
+            rows = conversion.rows(unit.rows(schema))
+            store.write(unit.key, _packed(rows))
+            existing.add(unit.key)
+            encoded += unit.size
+            keep_source(store, mirror.index, base.manifest, after=base.manifest.log_sequence)
+        if unit.key in existing:
+            done += unit.size
+            progress(Filled(done=done, total=base.manifest.rows, encoded=encoded))
+    return Filled(done=done, total=base.manifest.rows, encoded=encoded)
+
+
+def fill(
+    store: Store, mirror: Manifest, *, log_root: LogRoot | None = None, cache: SegmentCache | None = None
+) -> Manifest:
+    """Publish the converted datapoints as the content of a mirror, which then follows the log; return its manifest.
+
+    Raises:
+        NotFoundError: the result of a unit is missing.
+        BuildError, StoreError: a segment cannot be built or stored.
+
+    """
+    base = _opened_base(store, mirror, cache)
+    followed = mirror.mirror
+    assert followed is not None
+    filled = followed.model_copy(update={"filled": True})
+    after = base.manifest.log_sequence
+
+    def at_base(manifest: Manifest) -> Manifest:
+        update = {"mirror": filled, "log_sequence": after, "log_floor": after}
+        return manifest.model_copy(update=update)
+
+    with Replacement(store, mirror.index, log_root=log_root, cache=cache) as replacement:
+        for unit in _units(base, mirror):
+            replacement.add(_unpacked(store.read(unit.key)))
+        manifest = replacement.publish(change=at_base)
+    for item in store.list(_folder(mirror)):
+        store.delete(item.key)
+    return manifest
+
+
+def _opened_base(store: Store, mirror: Manifest, cache: SegmentCache | None) -> OpenIndex:
+    followed = mirror.mirror
+    assert followed is not None
+    try:
+        manifest = read_manifest(store, followed.index, followed.base)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"version {followed.base} of index {followed.index!r}, from which its mirror is filled, was removed: "
+            "abandon the migration, and begin it again"
+        ) from error
+    return open_manifest(store, manifest, cache=cache)
+
+
+def _units(base: OpenIndex, mirror: Manifest) -> Iterator[_Unit]:
+    by_shard: dict[int, list[tuple[Segment, np.ndarray]]] = {}
+    for segment, rows_R in base.live_rows():
+        by_shard.setdefault(segment.entry.shard, []).append((segment, rows_R))
+    for parts in by_shard.values():
+        keys = [segment.entry.keys for segment, _ in parts]
+        identity = [keys, encoder_digests(mirror), mirror.spec.model_dump(mode="json"), UNIT_ROWS]
+        name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+        for number, rows_of_parts in enumerate(_by_documents(parts)):
+            yield _Unit(f"{_folder(mirror)}/{name}-{number}.arrow", rows_of_parts)
+
+
+def _by_documents(parts: list[tuple[Segment, np.ndarray]]) -> Iterator[list[tuple[Segment, np.ndarray]]]:
+    """Yield the rows of segments by at least UNIT_ROWS of whole documents, which may have rows in several segments."""
+    columns = [segment.column("document_id").take(pa.array(rows_R)) for segment, rows_R in parts]
+    documents = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
+    order_N = pc.sort_indices(documents).to_numpy()
+    ranks_N = pc.rank(documents, tiebreaker="dense").to_numpy()[order_N]
+    of_part_N = np.repeat(np.arange(len(parts)), [len(rows_R) for _, rows_R in parts])
+    rows_N = np.concatenate([np.empty(0, np.int64), *(rows_R for _, rows_R in parts)])
+    ends_N = np.flatnonzero(np.diff(ranks_N, append=-1)) + 1  # where a document ends
+    start = 0
+    while start < len(order_N):
+        at = int(np.searchsorted(ends_N, min(start + UNIT_ROWS, len(order_N))))
+        end = int(ends_N[at])
+        unit_U = np.sort(order_N[start:end])
+        yield [
+            (segment, rows_N[unit_U[of_part_N[unit_U] == number]])
+            for number, (segment, _) in enumerate(parts)
+            if (of_part_N[unit_U] == number).any()
+        ]
+        start = end
+
+
+def _folder(mirror: Manifest) -> str:
+    return f"{mirror.index}/stage/mirror"
+
+
+def _packed(rows: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_table(rows)
+    return sink.getvalue()
+
+
+def _unpacked(data: bytes) -> pa.Table:
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()

@@ -1,0 +1,188 @@
+"""Begin a mirror of an index, find it again, and keep what it still needs of the mirrored index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any, TypeAlias
+
+from scannery.indexer import (
+    IndexSpec,
+    Manifest,
+    NotFoundError,
+    Store,
+    VectorsInfo,
+    alter_index,
+    create_index,
+    latest_version,
+    read_manifest,
+)
+from scannery.indexer.manifest import Mirror
+from scannery.indexer.versions.leases import working
+from scannery.indexer.versions.versions import hold_current, no_such_index
+from scannery.live.log.location import LogRoot
+from scannery.live.maintenance.seal import seal
+from scannery.live.migration.conversion import changed_spec, whole_changes
+from scannery.live.migration.errors import MigrationError, MirrorBrokenError
+
+__all__ = [
+    "KEEP",
+    "VectorsOfSpec",
+    "begin_mirror",
+    "check_followed",
+    "follow_spec",
+    "keep_source",
+    "mirror_name",
+    "mirror_of",
+    "release_source",
+]
+
+KEEP = timedelta(days=7)
+"""How long a mirror that nothing works on keeps what it needs of the mirrored index: its base, and the log after it."""
+
+VectorsOfSpec: TypeAlias = Callable[[IndexSpec], Mapping[str, VectorsInfo]]
+"""Returns what is known of the vectors of each name of a spec: their dimensions, and their encoder."""
+
+
+def mirror_name(index: str) -> str:
+    """Return the name of the mirror of an index."""
+    return f"{index[:56]}-mirror"
+
+
+def mirror_of(store: Store, index: str) -> Manifest:
+    """Return the manifest of the mirror of an index; NotFoundError if it has none."""
+    name = mirror_name(index)
+    if latest_version(store, name) is not None:
+        manifest = read_manifest(store, name)
+        if manifest.mirror is not None and manifest.mirror.index == index:
+            return manifest
+    raise NotFoundError(f"index {index!r} is not being migrated", field="index")
+
+
+def begin_mirror(
+    store: Store,
+    index: str,
+    changes: Mapping[str, Any],
+    vectors_of: VectorsOfSpec,
+    *,
+    log_root: LogRoot | None = None,
+) -> Manifest:
+    """Create the mirror of an index, which is empty, and return its manifest; that of one with these changes, if any.
+
+    Args:
+        store: of the index.
+        index: its name.
+        changes: keys of the spec, as of `whole_changes`.
+        vectors_of: finds the encoders of the changed spec.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
+
+    Raises:
+        NotFoundError: there is no such index.
+        MigrationError: it is a mirror, is being migrated with other changes, or nothing changes.
+        AlreadyExistsError: another index has the name of the mirror.
+        InvalidSpecError: a value of the changes is wrong.
+
+    """
+    try:
+        mirror = mirror_of(store, index)
+    except NotFoundError:
+        # Its base is a version, which several processes can convert; the log is followed by one.
+        seal(store, index, log_root=log_root)
+        return _new_mirror(store, index, changes, vectors_of)
+    followed, spec = mirror.mirror, read_manifest(store, index).spec
+    assert followed is not None
+    whole = whole_changes(spec, changes)
+    # Once the contents were exchanged, the index has them itself.
+    begun = changed_spec(spec, whole, index) == spec if followed.former else whole == followed.changes
+    if not begun:
+        raise MigrationError(
+            f"index {index!r} is being migrated with other changes: go on with these, or abandon them first",
+            field="index",
+        )
+    return mirror
+
+
+def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of: VectorsOfSpec) -> Manifest:
+    with working(store, index) as lease:
+        source = hold_current(store, index, lease)
+        if source is None:
+            raise NotFoundError(no_such_index(store, index), field="index")
+        if source.mirror is not None:
+            raise MigrationError(f"index {index!r} is the mirror of {source.mirror.index!r}", field="index")
+        name = mirror_name(index)
+        changes = whole_changes(source.spec, changes)
+        spec = changed_spec(source.spec, changes, name)
+        if spec.model_dump(exclude={"index"}) == source.spec.model_dump(exclude={"index"}):
+            raise MigrationError(
+                f"index {index!r} has this spec already: nothing would change", field="index"
+            )
+        keep_source(store, name, source, after=source.log_sequence)
+        mirror = Mirror(
+            index=index,
+            index_id=_identity(source),
+            base=source.version,
+            changes=changes,
+            switches=source.switches,
+            floor=source.log_floor,
+            builds=source.builds,
+        )
+        shards = spec.model_copy(update={"shards": source.shards})
+        return create_index(store, shards, vectors=vectors_of(spec), mirror=mirror)
+
+
+def _identity(source: Manifest) -> str:
+    if source.index_id is None:
+        raise MigrationError(
+            f"index {source.index!r} was made by an early release, and has no id: any new version gives it one",
+            field="index",
+        )
+    return source.index_id
+
+
+def keep_source(store: Store, mirror: str, source: Manifest, *, after: int) -> None:
+    """Keep a version of a mirrored index, and its log after a sequence, for KEEP from now on.
+
+    Raises:
+        StoreError: the store cannot be written.
+
+    """
+    lease = {
+        "versions": [source.version],
+        "log_after": after,
+        "expires_at": (datetime.now(timezone.utc) + KEEP).isoformat(),
+    }
+    store.write(_lease_key(source.index, mirror), json.dumps(lease).encode())
+
+
+def release_source(store: Store, index: str, mirror: str) -> None:
+    """Keep nothing of a mirrored index for a mirror any more."""
+    store.delete(_lease_key(index, mirror))
+
+
+def _lease_key(index: str, mirror: str) -> str:
+    return f"{index}/leases/{mirror}.json"
+
+
+def check_followed(source: Manifest, mirror: Manifest) -> None:
+    """Raise MirrorBrokenError if an index changed otherwise than by live updates since its mirror follows it."""
+    followed = mirror.mirror
+    assert followed is not None
+    now = (source.index_id, source.switches, source.log_floor, source.builds)
+    then = (followed.index_id, followed.switches, followed.floor, followed.builds)
+    if now != then:
+        raise MirrorBrokenError(
+            f"index {source.index!r} was built, replaced, rolled back or exchanged since its migration began: abandon "
+            "the migration, and begin it again"
+        )
+
+
+def follow_spec(store: Store, source: Manifest, mirror: Manifest, vectors_of: VectorsOfSpec) -> Manifest:
+    """Return the mirror with what was changed in the spec of the index meanwhile, such as new attributes."""
+    followed = mirror.mirror
+    assert followed is not None
+    spec = changed_spec(source.spec, followed.changes, mirror.index)
+    spec = spec.model_copy(update={"shards": mirror.spec.shards})
+    if spec.model_dump(mode="json") == mirror.spec.model_dump(mode="json"):
+        return mirror
+    return alter_index(store, mirror.index, lambda _: spec, named=lambda spec, name: vectors_of(spec)[name])

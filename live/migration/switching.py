@@ -1,0 +1,219 @@
+"""Exchange the contents of an index and its mirror: one conditional put of a manifest of the index decides.
+
+Writes wait from the mark in the log of the index until the servers have its new version, and go on there by themselves.
+The order of the steps lets a process be killed after any of them; the next exchange, or `settle`, goes on.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+
+from scannery.indexer import (
+    AlreadyExistsError,
+    Manifest,
+    NotFoundError,
+    Store,
+    commit,
+    list_versions,
+    read_manifest,
+    segment_key,
+    written_schema,
+)
+from scannery.indexer.manifest import Mirror
+from scannery.indexer.versions.leases import WorkLease, working
+from scannery.indexer.versions.versions import hold_current, republish
+from scannery.live.log.homes import checked_log, log_home
+from scannery.live.log.location import LogRoot
+from scannery.live.log.records import Mutation, encode
+from scannery.live.maintenance.seal import seal
+from scannery.live.migration.conversion import changed_spec, former_values
+from scannery.live.migration.following import Follower
+from scannery.live.migration.mirrors import keep_source, mirror_name, mirror_of
+
+__all__ = ["settle", "switch"]
+
+ATTEMPTS = 10
+"""Attempts to exchange the contents, if other processes commit versions of the index meanwhile."""
+
+
+def switch(store: Store, index: str, follower: Follower, *, log_root: LogRoot | None = None) -> Manifest:
+    """Exchange the contents of an index and its mirror, and return the new version of the index.
+
+    The mirror then has the former content, and follows the index as before.
+
+    Args:
+        store: of both.
+        index: name of the index.
+        follower: of its mirror.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
+
+    Raises:
+        AlreadyExistsError: other processes committed versions of the index in each of ATTEMPTS attempts.
+        MirrorBrokenError, UnencodableError: as `Follower.follow`.
+        BuildError, StoreError, WrongLogError: as `seal`.
+
+    """
+    settle(store, index)
+    mirror = mirror_name(index)
+    # What is done before the mark need not be done while writes wait.
+    follower.catch_up()
+    for name in (index, mirror):
+        seal(store, name, log_root=log_root)
+    follower.catch_up()
+    for _ in range(ATTEMPTS):
+        mark = _mark(store, index, log_root)
+        try:
+            with working(store, index) as lease, suppress(AlreadyExistsError):
+                published = _switched(store, index, follower, lease, mark, log_root)
+                settle(store, index)
+                return published
+        finally:
+            _pass(store, index, mark)
+    raise AlreadyExistsError(f"index {index!r}: new versions were committed in each attempt; run this again")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A record in the log of an index, which versions before a number do not pass."""
+
+    sequence: int
+    version: int
+    """Number of the first version that passes it."""
+    switches: int
+    """`Manifest.switches` before the exchange, which passes it whatever its number."""
+
+
+def _switched(
+    store: Store, index: str, follower: Follower, lease: WorkLease, mark: _Mark, log_root: LogRoot | None
+) -> Manifest:
+    seal(store, index, log_root=log_root)  # up to the mark
+    follower.follow()
+    mirror = mirror_name(index)
+    seal(store, mirror, log_root=log_root)
+    former, new = hold_current(store, index, lease), read_manifest(store, mirror)
+    assert former is not None
+    # A version that was committed meanwhile may pass the mark; then records of its encoder may follow it.
+    if former.version >= mark.version or new.log_sequence < mark.sequence:
+        raise AlreadyExistsError(f"index {index!r}: a version was committed meanwhile")
+    keep_source(store, mirror, former, after=mark.sequence)
+    lease.hold(parent=former.version, files=_shared_keys(new, index).values())
+    _share_files(store, new, index)
+    return commit(store, _exchanged(former, new, mark.sequence))
+
+
+def _pass(store: Store, index: str, mark: _Mark) -> None:
+    """Publish versions until one passes a mark, so that the index takes writes; the servers would do it later."""
+    while (manifest := read_manifest(store, index)).switches == mark.switches:
+        if manifest.version >= mark.version:
+            return
+        republish(store, manifest)
+
+
+def _mark(store: Store, index: str, log_root: LogRoot | None) -> _Mark:
+    """Write a record which no version passes but that after the next one: no process writes for those before."""
+    manifest = read_manifest(store, index)
+    # The next version is that of a seal.
+    mark = manifest.version + 2
+    nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()
+    record = encode(replace(Mutation.of(nothing, manifest), columns_version=mark))
+    home = log_home(store, index, log_root)
+    after, index_id = manifest.log_sequence, manifest.index_id
+    with (
+        closing(home.claim(checked_log(home, manifest), manifest)) as log,
+        log.transaction(after=after, index_id=index_id) as transaction,
+    ):
+        sequence = transaction.append(record)
+    return _Mark(sequence, mark, manifest.switches)
+
+
+def _exchanged(former: Manifest, new: Manifest, sequence: int) -> Manifest:
+    """Return the next version of an index: the content of its mirror, which has all mutations up to a sequence."""
+    assert new.mirror is not None
+    return new.model_copy(
+        update={
+            "index": former.index,
+            "index_id": former.index_id,
+            "parent": former.version,
+            "spec": changed_spec(former.spec, new.mirror.changes, former.index),
+            "log_sequence": sequence,
+            "log_floor": sequence,
+            "mirror": None,
+            "switches": former.switches + 1,
+            "statistics": {"mode": "migrate", "builds": former.builds},
+        }
+    )
+
+
+def settle(store: Store, index: str) -> None:
+    """Give the mirror of an index the former content, if a process was killed between the two steps of an exchange.
+
+    Raises:
+        NotFoundError: the former version was removed.
+
+    """
+    mirror = mirror_of(store, index)
+    followed = mirror.mirror
+    assert followed is not None
+    versions = [read_manifest(store, index, number) for number in list_versions(store, index)]
+    if versions[-1].switches == followed.switches:
+        return
+    before = [each for each in versions if each.switches == followed.switches]
+    after = [each for each in versions if each.switches == followed.switches + 1]
+    if not before or not after:
+        raise NotFoundError(
+            f"the version of index {index!r} before the exchange was removed: abandon the migration",
+            field="index",
+        )
+    former, new = before[-1], after[0]
+    with working(store, mirror.index, files=_shared_keys(former, mirror.index).values()):
+        _settle(store, mirror, former, new)
+
+
+def _settle(store: Store, mirror: Manifest, former: Manifest, new: Manifest) -> None:
+    """Give a mirror the content of the version of its index before the exchange; `new` is the one after it."""
+    followed = mirror.mirror
+    assert followed is not None
+    _share_files(store, former, mirror.index)
+    spec = changed_spec(former.spec, {}, mirror.index)
+    commit(
+        store,
+        former.model_copy(
+            update={
+                "index": mirror.index,
+                "index_id": mirror.index_id,
+                "parent": mirror.version,
+                "spec": spec.model_copy(update={"shards": former.shards}),
+                "log_sequence": new.log_sequence,
+                "log_floor": new.log_sequence,
+                "switches": mirror.switches,
+                "statistics": {"mode": "migrate", "builds": mirror.builds},
+                "mirror": Mirror(
+                    index=new.index,
+                    index_id=followed.index_id,
+                    base=new.version,
+                    changes=former_values(former.spec, followed.changes),
+                    switches=new.switches,
+                    floor=new.log_floor,
+                    builds=new.builds,
+                    filled=True,
+                    former=not followed.former,
+                ),
+            }
+        ),
+    )
+    keep_source(store, mirror.index, new, after=new.log_sequence)
+
+
+def _share_files(store: Store, manifest: Manifest, index: str) -> None:
+    """Give another index the files of a version."""
+    for key, target in _shared_keys(manifest, index).items():
+        store.share(key, target)
+
+
+def _shared_keys(manifest: Manifest, index: str) -> dict[str, str]:
+    """Return the keys that the files of a version have in another index, by their keys."""
+    keys = [file.key for file in manifest.files]
+    if manifest.recall is not None and manifest.recall.given_queries is not None:
+        keys.append(manifest.recall.given_queries)
+    return {segment_key(manifest.index, key): segment_key(index, key) for key in keys}

@@ -1,0 +1,1 @@
+"""Changes of the encoder and of passages while an index is served."""

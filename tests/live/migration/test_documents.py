@@ -1,0 +1,70 @@
+"""Documents put together from passages."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from scannery.indexer import IndexSpec, parse_spec, written_schema
+from scannery.live.migration.documents import documents_of
+from scannery.live.migration.errors import MigrationError
+
+SPEC = parse_spec(
+    {
+        "index": "talks",
+        "source": {"text": "text", "id": "id", "chunk": {"max_tokens": 64}},
+        "encoder": {"model": "m"},
+        "attributes": {"year": "int", "section": "string"},
+    }
+)
+TEXT = "First part here.\n\nSecond part, longer. Third part."
+
+
+def rows(*passages: dict[str, object], spec: IndexSpec = SPEC) -> pa.Table:
+    schema = written_schema(spec, 2)
+    columns = [
+        pa.array([passage.get(name, "d" if name == "document_id" else None) for passage in passages], kind)
+        if name != "embedding"
+        else pa.FixedSizeListArray.from_arrays(pa.array([0.0] * 2 * len(passages), pa.float32()), type=kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def passage(number: int, start: int, end: int, **values: object) -> dict[str, object]:
+    return {"id": f"d#{number}", "text": TEXT[start:end], "text_start": start, "text_end": end, **values}
+
+
+def test_passages_become_their_text_again() -> None:
+    # The second overlaps the third.
+    table = rows(passage(2, 25, 50), passage(0, 0, 16), passage(1, 18, 38))
+    documents = documents_of(table, SPEC).to_pylist()
+    assert [document["text"] for document in documents] == [TEXT]
+    assert documents[0]["id"] == documents[0]["document_id"] == "d"
+    assert documents[0]["text_start"] is None
+
+
+def test_what_differs_among_passages_is_not_the_documents() -> None:
+    first = passage(0, 0, 16, year=2020, section="One", title="Talk > One")
+    second = passage(1, 18, 38, year=2020, section="Two", title="Talk > Two")
+    document = documents_of(rows(first, second), SPEC).to_pylist()[0]
+    assert document["title"] == "Talk"
+    assert document["year"] == 2020
+    assert document["section"] is None
+
+
+def test_documents_come_in_the_order_of_their_ids() -> None:
+    table = rows(
+        {"id": "b#0", "document_id": "b", "text": "beta", "text_start": 0},
+        {"id": "a#0", "document_id": "a", "text": "alpha", "text_start": 0},
+    )
+    assert documents_of(table, SPEC).column("id").to_pylist() == ["a", "b"]
+
+
+def test_datapoints_that_were_not_cut_are_documents() -> None:
+    spec = SPEC.model_copy(update={"source": SPEC.source.model_copy(update={"chunk": None})})
+    table = rows({"id": "x", "document_id": "x", "text": "alpha"}, spec=spec)
+    assert documents_of(table, spec).column("text").to_pylist() == ["alpha"]
+    several = rows({"id": "x", "text": "alpha"}, {"id": "y", "text": "beta"}, spec=spec)
+    with pytest.raises(MigrationError, match="were not cut from one text"):
+        documents_of(several, spec)

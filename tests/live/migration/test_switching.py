@@ -1,0 +1,217 @@
+"""Exchanges of contents, ended after each of their steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scannery
+from scannery.indexer import IndexSpec, Store, VectorsInfo, read_manifest
+from scannery.live.maintenance import scheduler
+from scannery.live.migration import switching
+from scannery.live.migration.errors import MigrationError, MirrorBrokenError, UnencodableError
+from scannery.live.migration.filling import convert_base, fill
+from scannery.live.migration.following import Follower
+from scannery.live.migration.mirrors import begin_mirror
+from scannery.live.migration.switching import switch
+from scannery.serving.encoding.encoder_pool import EncoderPool
+from tests.live.migration.traffic import INDEX, text_of
+from tests.served import MINILM
+
+pytestmark = pytest.mark.system
+CHANGES: Mapping[str, Any] = {"encoder": {"model": MINILM, "dimensions": 64}}
+DOCUMENTS = 40
+
+
+class Migrated:
+    """An index with a mirror that is filled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.folder = Store.open(folder, create=True), folder
+        self.client = scannery.connect(folder, create=True)
+        self.index = self.client.create_index(INDEX, encoder=MINILM, lexical=True)
+        self.encoders = EncoderPool(store=self.store.uri, device="cpu")
+        self.write(range(DOCUMENTS))
+
+    def vectors_of(self, spec: IndexSpec) -> dict[str, VectorsInfo]:
+        prints = {
+            name: self.encoders.fingerprint_of(encoder, field=name) for name, encoder in spec.encoders.items()
+        }
+        return {
+            name: VectorsInfo(dimensions=each.dimensions, encoder=each.to_dict())
+            for name, each in prints.items()
+        }
+
+    def write(self, numbers: range, revision: int = 0) -> int:
+        return self.index.upsert(
+            [{"id": f"d{number}", "text": text_of(number, revision)} for number in numbers]
+        ).sequence
+
+    def begin(self, changes: Mapping[str, Any] = CHANGES) -> Follower:
+        mirror = begin_mirror(self.store, INDEX, changes, self.vectors_of)
+        convert_base(self.store, mirror, self.encoders)
+        fill(self.store, mirror)
+        return Follower(self.store, mirror.index, self.encoders, self.vectors_of)
+
+    @property
+    def newest(self) -> scannery.Index:
+        """The index as a new client opens it: one that is open looks for versions once a second."""
+        time.sleep(1.1)
+        return self.index
+
+    def texts(self, name: str = INDEX) -> dict[str, str | None]:
+        with scannery.connect(self.folder) as client:
+            return {datapoint.id: datapoint.text for datapoint in client.index(name).scan()}
+
+
+@pytest.fixture
+def migrated(tmp_path: Path) -> Iterator[Migrated]:
+    made = Migrated(tmp_path / "store")
+    yield made
+    made.client.close()
+
+
+def test_an_exchange_and_back(migrated: Migrated) -> None:
+    follower = migrated.begin()
+    before = read_manifest(migrated.store, INDEX)
+    sequence = migrated.write(range(10), revision=1)
+    migrated.index.delete(["d39"])
+    switched = switch(migrated.store, INDEX, follower)
+    assert (switched.dimensions, switched.switches, before.dimensions) == (64, 1, 384)
+    assert migrated.write(range(5), revision=2) > sequence
+    expected = migrated.texts()
+    assert expected["d0"] == text_of(0, 2) and expected["d9"] == text_of(9, 1) and "d39" not in expected
+    assert migrated.newest.search(text_of(0, 2), k=1)[0].id == "d0"
+    back = switch(migrated.store, INDEX, follower)
+    assert (back.dimensions, back.encoder, back.spec) == (384, before.encoder, before.spec)
+    assert migrated.texts() == expected
+    assert migrated.newest.search(text_of(0, 2), k=1)[0].id == "d0"
+    follower.follow()
+    assert migrated.texts("talks-mirror") == expected
+
+
+def test_vectors_of_the_mirror_are_those_of_its_encoder(migrated: Migrated) -> None:
+    follower = migrated.begin()
+    migrated.write(range(3), revision=1)
+    follower.follow()
+    mirror = read_manifest(migrated.store, "talks-mirror")
+    encoder = migrated.encoders.encoder_of(mirror)
+    ids = ["d0", "d30"]
+    stored = migrated.client.index("talks-mirror").get(ids, vectors=True)
+    for datapoint in stored:
+        assert datapoint is not None and datapoint.vector is not None
+        [vector] = encoder.documents.encode_documents([datapoint.text or ""])
+        assert np.allclose(datapoint.vector, vector, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", ["seal", "keep_source", "commit", "settle", "_share_files"])
+def test_an_exchange_that_fails_at_any_step_loses_nothing(
+    migrated: Migrated, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = migrated.begin()
+    migrated.write(range(10), revision=1)
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("ended here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(switching, step, fails)
+        with pytest.raises(RuntimeError, match="ended here"):
+            switch(migrated.store, INDEX, follower)
+    migrated.write(range(10, 20), revision=2)
+    expected = migrated.texts()
+    assert len(expected) == DOCUMENTS and expected["d19"] == text_of(19, 2)
+    switched = switch(migrated.store, INDEX, follower)
+    migrated.write(range(20, 22), revision=3)
+    follower.follow()
+    assert (
+        migrated.texts()
+        == migrated.texts("talks-mirror")
+        == expected | {f"d{number}": text_of(number, 3) for number in (20, 21)}
+    )
+    assert {switched.dimensions, read_manifest(migrated.store, "talks-mirror").dimensions} == {64, 384}
+
+
+def test_writes_go_on_although_an_exchange_was_killed_after_its_mark(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = migrated.begin()
+    monkeypatch.setattr(scheduler, "MARKED_S", 1.0)
+    switching._mark(migrated.store, INDEX, None)
+    migrated.write(range(5), revision=1)
+    assert migrated.texts()["d4"] == text_of(4, 1)
+    follower.follow()
+    assert migrated.texts("talks-mirror") == migrated.texts()
+
+
+def test_an_index_is_opened_although_its_log_has_a_mark(migrated: Migrated) -> None:
+    migrated.begin()
+    switching._mark(migrated.store, INDEX, None)
+    with scannery.connect(migrated.folder) as other:
+        assert len(list(other.index(INDEX).scan())) == DOCUMENTS
+
+
+def test_attributes_that_are_added_meanwhile_are_in_both(migrated: Migrated) -> None:
+    follower = migrated.begin()
+    migrated.index.alter(attributes={"year": "int"})
+    migrated.index.upsert([{"id": "d1", "text": "alpha", "attributes": {"year": 2021}}])
+    switch(migrated.store, INDEX, follower)
+    assert [each.id for each in migrated.newest.scan(where={"year": 2021})] == ["d1"]
+
+
+def test_a_mirror_takes_no_writes(migrated: Migrated) -> None:
+    migrated.begin()
+    mirror = migrated.client.index("talks-mirror")
+    with pytest.raises(scannery.ScanneryError, match="it follows 'talks'"):
+        mirror.upsert([{"id": "x", "text": "alpha"}])
+    with pytest.raises(scannery.ScanneryError, match="it follows 'talks'"):
+        mirror.alter(attributes={"year": "int"})
+
+
+def test_other_changes_than_those_begun_are_refused(migrated: Migrated) -> None:
+    migrated.begin()
+    with pytest.raises(MigrationError, match="with other changes"):
+        begin_mirror(migrated.store, INDEX, {"encoder": {"model": MINILM}}, migrated.vectors_of)
+    with pytest.raises(MigrationError, match="is the mirror of 'talks'"):
+        begin_mirror(migrated.store, "talks-mirror", CHANGES, migrated.vectors_of)
+    with pytest.raises(MigrationError, match="a migration changes encoder"):
+        begin_mirror(migrated.store, INDEX, {"attributes": {}}, migrated.vectors_of)
+
+
+def test_a_mirror_does_not_follow_a_rollback(migrated: Migrated) -> None:
+    from scannery.live.maintenance.rollback import rollback
+    from scannery.live.maintenance.seal import seal
+
+    seal(migrated.store, INDEX)
+    follower = migrated.begin()
+    migrated.write(range(5), revision=1)
+    seal(migrated.store, INDEX)
+    rollback(migrated.store, INDEX, 2)
+    with pytest.raises(MirrorBrokenError, match="rolled back"):
+        follower.follow()
+
+
+def test_a_datapoint_without_text_is_told(migrated: Migrated) -> None:
+    migrated.index.upsert([{"id": "bare", "vector": [0.5] * 384}])
+    with pytest.raises(UnencodableError, match="'bare' cannot get a vector of the new encoder"):
+        migrated.begin()
+
+
+def test_texts_are_cut_anew(migrated: Migrated) -> None:
+    follower = migrated.begin({"chunk": {"max_tokens": 8, "overlap_tokens": 0}})
+    migrated.write(range(3), revision=1)
+    migrated.index.delete(["d7"])
+    switch(migrated.store, INDEX, follower)
+    passages = [*migrated.newest.scan()]
+    assert len(passages) > DOCUMENTS
+    assert len({passage.document_id for passage in passages}) == DOCUMENTS - 1
+    first = [passage.text or "" for passage in passages if passage.document_id == "d1"]
+    assert " ".join(first).split() == text_of(1, 1).split()
+    switch(migrated.store, INDEX, follower)
+    assert migrated.texts()["d1"] == text_of(1, 1)
+    assert len(migrated.texts()) == DOCUMENTS - 1
