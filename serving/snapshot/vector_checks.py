@@ -1,7 +1,8 @@
 """Whether vectors that callers give are of the model whose vectors an index has, where nobody has named it.
 
 They are compared with a sample of the index (indexer/vectors/strangeness.py), which is read when vectors are first
-compared, and again when the index has twice as many. Batches of few vectors are judged together with those before them.
+compared, and again when the index has twice as many, or other files. Batches of few vectors are judged together with
+those before them.
 
 Shapes: N rows, D dimensions.
 """
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scannery.indexer import OpenIndex, VectorSpace
+from scannery.indexer import MemorySegment, OpenIndex, VectorSpace
 from scannery.indexer.vectors.strangeness import VectorDistribution, foreign_rows, least_sample, most_sample
 
 __all__ = ["ForeignBatch", "VectorChecks"]
@@ -43,8 +44,10 @@ class _Sample:
 
     rows: int
     """Rows of the index when the sample was read."""
-    content: tuple[str | None, int]
-    """Id of the index, and number of components."""
+    model: tuple[str | None, str | None, int]
+    """Id of the index, digest of the encoder, and number of components."""
+    files: frozenset[str]
+    """Hashes of the segments that the sample was read from, without those in memory."""
     distribution: VectorDistribution | None
     """Distribution of the sample; None: nothing can be told from it."""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -102,17 +105,21 @@ class VectorChecks:
         """Return what is known of the vectors of a name; None: nothing, or another thread reads the sample just now."""
         manifest = index.manifest
         dimensions, rows = manifest.vectors[name].dimensions, sum(segment.rows for segment in index.segments)
-        content = (manifest.index_id, dimensions)
+        model = (manifest.index_id, (manifest.vectors[name].encoder or {}).get("digest"), dimensions)
+        files = frozenset(each.entry.sha256 for each in index.segments if not isinstance(each, MemorySegment))
         if rows < least_sample(dimensions):
             return None
         sample = self._samples.get(name)
-        if sample is not None and sample.content == content and rows < GROWTH * sample.rows:
+        # A full build, or a migration to another model, leaves none of the files; merges and seals leave some, mostly.
+        if sample is not None and (sample.model != model or sample.files.isdisjoint(files) != (not files)):
+            sample = None
+        if sample is not None and rows < GROWTH * sample.rows:
             return sample
         if not self._lock.acquire(blocking=False):
-            return sample if sample is not None and sample.content == content else None
+            return sample
         try:
             sample_ND = _sampled_vectors(index.space(name))
-            sample = _Sample(rows, content, VectorDistribution.of(sample_ND))
+            sample = _Sample(rows, model, files, VectorDistribution.of(sample_ND))
             self._samples[name] = sample
         finally:
             self._lock.release()

@@ -216,6 +216,18 @@ def test_a_sample_is_read_again_when_the_index_has_twice_as_many_rows(tmp_path: 
     assert strangeness is None or strangeness.max() < 0.6
 
 
+def test_a_sample_is_read_again_after_a_full_build_with_another_model(tmp_path: Path) -> None:
+    checks, spec = VectorChecks(), parse_spec({"index": "given", "source": {"id": "id", "vector": "vector"}})
+    store = Store.open(tmp_path / "store", create=True)
+    for rows_ND in (OWN[:400], vectors(model(1), 400, topic=1)):
+        publish_version(store, spec, datapoints(spec, rows_ND), tmp_path)
+        index = open_index(store, "given")
+        own = checks.strangeness(index, "", rows_ND[-20:])
+        foreign = checks.strangeness(index, "", vectors(model(2), 20, topic=1))
+        assert own is not None and foreign is not None
+        assert own.max() < 0.5 < foreign.min()
+
+
 def test_named_vectors_are_compared_apart(tmp_path: Path) -> None:
     with scannery.connect(tmp_path / "store", create=True) as client:
         index = client.create_index("named", named_vectors={"a": D, "b": D})
