@@ -39,14 +39,12 @@ def promote(store: Store, reference: str, index: str) -> Manifest:
     """
     model = ModelRegistry(store).read(reference)
     if isinstance(model, EncoderVersion) and model.search is None:
-        why = (
-            "encodes documents, too"
-            if model.kind == "encoder"
-            else "was not trained on the queries of an index"
-        )
         raise PromotionRefusedError(
-            f"model {model.reference} {why}: build an index whose spec has "
-            f"`encoder: {{{model.spec_key}: {model.spec_reference}}}`, and move an alias to it",
+            f"model {model.reference} encodes documents, too: all of them must be encoded again, by "
+            f"`scannery index migrate {index} --encoder {model.spec_reference}`"
+            if model.kind == "encoder"
+            else f"model {model.reference} was not trained on the queries of an index: `scannery index alter {index} "
+            f'--encoder \'{{"query_model": "{model.spec_reference}"}}\'` has it encode queries',
             field="model",
         )
     evaluation = model.evaluation

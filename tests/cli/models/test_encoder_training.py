@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +24,8 @@ from scannery.training.judged import judged_queries
 from scannery.training.pairs.corpus import read_corpus
 from scannery.training.spec import JudgedQueries
 from tests.cli.models.ended_training import checkpoints, end_twice
-from tests.cli.models.test_train import SPEC, built, current, judged, records, short_talk, store
+from tests.cli.models.test_train import SPEC, built, current, judged, short_talk, store
+from tests.http1 import eventually
 from tests.served import copied
 
 pytestmark = pytest.mark.system
@@ -91,24 +91,19 @@ def test_an_encoder_is_registered_with_what_it_is_worth(
     assert current(copy).parent is None, "nothing is published"
     assert main(["model", "promote", NAME, "-i", "talks", "--store", str(copy)]) == 1
     message = " ".join(capsys.readouterr().err.split())
-    assert (
-        "encodes documents, too: build an index whose spec has `encoder: {model: store:animals@1}`" in message
-    )
+    assert "by `scannery index migrate talks --encoder store:animals@1`" in message
 
 
-def test_an_index_of_a_new_encoder_takes_the_place_of_another_and_no_query_fails(
-    copy: Path, tmp_path: Path
-) -> None:
+def test_an_index_moves_to_a_new_encoder_and_back_and_no_query_fails(copy: Path) -> None:
     where = ("--store", str(copy))
-    (tmp_path / "talks.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records()))
-    spec = SPEC | {"index": "talks-2", "encoder": {"model": "store:animals@1"}}
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
-    assert main(["index", "alias", "current", "talks", *where]) == 0
+    before = read_manifest(Store.open(copy), "talks")
+    model = ModelRegistry(Store.open(copy)).read_encoder(NAME)
+    assert model.fingerprint is not None
     problems: list[Exception] = []
     answered: list[int] = []
     done = threading.Event()
     with scannery.connect(copy) as client:
-        index = client.index("current")
+        index = client.index("talks")
 
         def ask() -> None:
             while not done.is_set():
@@ -117,34 +112,32 @@ def test_an_index_of_a_new_encoder_takes_the_place_of_another_and_no_query_fails
                 except Exception as error:  # noqa: BLE001  whatever fails is what is tested
                     problems.append(error)
 
+        former = first_vector(index)
         thread = threading.Thread(target=ask)
         thread.start()
         try:
-            assert (
-                main(["build", str(tmp_path / "spec.json"), "--input", str(tmp_path / "talks.jsonl"), *where])
-                == 0
-            )
-            assert main(["index", "alias", "current", "talks-2", *where]) == 0
-            deadline = time.monotonic() + 60
-            while (
-                first_vector(index) != first_vector(client.index("talks-2")) and time.monotonic() < deadline
-            ):
-                time.sleep(0.05)
+            assert main(["index", "migrate", "talks", "--encoder", "store:animals@1", *where]) == 0
+            manifest = read_manifest(Store.open(copy), "talks")
+            eventually(lambda: first_vector(index) != former)
+            assert main(["index", "migrate", "talks", "--undo", *where]) == 0
+            eventually(lambda: first_vector(index) == former)
         finally:
             done.set()
             thread.join()
-        assert first_vector(index) == first_vector(client.index("talks-2"))
-        assert first_vector(index) != first_vector(client.index("talks"))
     assert not problems
     assert answered
     assert set(answered) == {3}
-    manifest = read_manifest(Store.open(copy), "talks-2")
-    model = ModelRegistry(Store.open(copy)).read_encoder(NAME)
-    assert model.fingerprint is not None
     assert manifest.encoder is not None
     assert manifest.encoder["digest"] == model.fingerprint["digest"]
+    assert manifest.fusion is not None and manifest.fusion != before.fusion, "it has a weight of its own"
     base = _base_of(manifest, ModelRegistry(Store.open(copy)))
     assert base.model == SPEC["encoder"]["model"], "a next training begins where no judged query was seen"
+    back = read_manifest(Store.open(copy), "talks")
+    assert (back.encoder, back.fusion, back.search_state) == (
+        before.encoder,
+        before.fusion,
+        before.search_state,
+    )
 
 
 def first_vector(index: scannery.Index) -> list[float]:

@@ -47,7 +47,7 @@ def test_a_model_is_registered_and_loaded_by_its_reference(
     assert by_folder.fingerprint.digest[:12] in shown
     assert main(["model", "promote", "talks", "-i", "talks", *where]) == 1
     message = " ".join(capsys.readouterr().err.split())
-    assert "build an index whose spec has `encoder: {model: store:talks@2}`" in message
+    assert "by `scannery index migrate talks --encoder store:talks@2`" in message
 
 
 @pytest.mark.system
