@@ -51,6 +51,7 @@ def whole_changes(spec: IndexSpec, changes: Mapping[str, Any]) -> dict[str, Any]
     source = spec.source.model_dump(mode="json")
     if changes.get("encoder"):  # vectors of the source are those of another model
         source["vector"] = None
+        whole |= {"vector_model": None} if spec.vector_model is not None else {}
     if "chunk" in changes:
         source["chunk"] = changes["chunk"] and {**(source["chunk"] or {}), **changes["chunk"]}
     return whole if source == spec.source.model_dump(mode="json") else {**whole, "source": source}

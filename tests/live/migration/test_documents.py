@@ -1,4 +1,4 @@
-"""Documents put together from passages."""
+"""Documents put together from passages, and what a migration changes of a spec."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import IndexSpec, parse_spec, written_schema
+from scannery.live.migration.conversion import changed_spec, former_values, whole_changes
 from scannery.live.migration.documents import documents_of
 from scannery.live.migration.errors import MigrationError
 
@@ -68,3 +69,19 @@ def test_datapoints_that_were_not_cut_are_documents() -> None:
     several = rows({"id": "x", "text": "alpha"}, {"id": "y", "text": "beta"}, spec=spec)
     with pytest.raises(MigrationError, match="were not cut from one text"):
         documents_of(several, spec)
+
+
+def test_another_encoder_is_not_the_model_that_the_spec_names_for_its_vectors() -> None:
+    encoder = {"model": "org/model-b"}
+    spec = parse_spec(
+        {
+            "index": "given",
+            "source": {"text": "text"},
+            "encoder": {"model": "org/model-a"},
+            "vector_model": "model-a",
+        }
+    )
+    changes = whole_changes(spec, {"encoder": encoder})
+    assert changes == {"encoder": encoder, "vector_model": None}
+    assert changed_spec(spec, changes, "mirror").vector_model is None
+    assert former_values(spec, changes)["vector_model"] == "model-a"
