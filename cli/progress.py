@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scannery.pipelines import BuildPlan, CostEstimate, ProgressCallback
     from scannery.pipelines import Progress as BuildProgress
 
-__all__ = ["counting_bar", "print_plan", "stage_bar"]
+__all__ = ["LINE_EVERY_S", "counting_bar", "print_plan", "stage_bar"]
 
 
 STAGES = {"plan": "reading input", "embed": "embedding", "segment": "building segments", "done": "done"}

@@ -34,7 +34,7 @@ from scannery.live.migration.mirrors import keep_source
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema, whole_rows
 
-__all__ = ["Filled", "convert_base", "fill"]
+__all__ = ["Filled", "convert_base", "converted", "fill"]
 
 UNIT_ROWS = 1024
 """Least datapoints of a unit, but for the last one of a shard: some seconds of a small encoder on one core."""
@@ -110,6 +110,14 @@ def convert_base(
             done += unit.size
             progress(Filled(done=done, total=base.manifest.rows, encoded=encoded))
     return Filled(done=done, total=base.manifest.rows, encoded=encoded)
+
+
+def converted(store: Store, mirror: Manifest, cache: SegmentCache | None = None) -> Filled:
+    """Return how far the units of a mirror's base are; raises as `convert_base`."""
+    base = _opened_base(store, mirror, cache)
+    existing = {item.key for item in store.list(_folder(mirror))}
+    done = sum(unit.size for unit in _units(base, mirror) if unit.key in existing)
+    return Filled(done=done, total=base.manifest.rows, encoded=0)
 
 
 def fill(

@@ -6,6 +6,7 @@ The order of the steps lets a process be killed after any of them; the next exch
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
@@ -87,10 +88,12 @@ class _Mark:
 def _switched(
     store: Store, index: str, follower: Follower, lease: WorkLease, mark: _Mark, log_root: LogRoot | None
 ) -> Manifest:
-    seal(store, index, log_root=log_root)  # up to the mark
-    follower.follow()
     mirror = mirror_name(index)
-    seal(store, mirror, log_root=log_root)
+    with ThreadPoolExecutor(1) as pool:  # writes wait for both
+        sealed = pool.submit(seal, store, index, log_root=log_root)  # up to the mark
+        follower.follow()
+        seal(store, mirror, log_root=log_root)
+        sealed.result()
     former, new = hold_current(store, index, lease), read_manifest(store, mirror)
     assert former is not None
     # A version that was committed meanwhile may pass the mark; then records of its encoder may follow it.

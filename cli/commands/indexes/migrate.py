@@ -19,13 +19,13 @@ from scannery.cli.commands.models.train import difference_text
 from scannery.cli.errors import NO
 from scannery.cli.options import JsonOption, LogOption, connected, given_log_root, parsed_json
 from scannery.cli.output import console, print_json
-from scannery.cli.progress import counting_bar
+from scannery.cli.progress import LINE_EVERY_S, counting_bar
 from scannery.indexer import IndexSpec, Manifest, NotFoundError, Store, VectorsInfo, read_manifest
 from scannery.indexer.models.manifest import Difference
 from scannery.live.log.location import LogRoot
 from scannery.live.maintenance.drop import drop
 from scannery.live.migration.errors import MigrationError
-from scannery.live.migration.filling import Filled, convert_base, fill
+from scannery.live.migration.filling import Filled, convert_base, converted, fill
 from scannery.live.migration.following import Follower, Position
 from scannery.live.migration.mirrors import begin_mirror, mirror_name, mirror_of, release_source
 from scannery.live.migration.switching import settle, switch
@@ -191,13 +191,9 @@ class _Migration:
         if _is_filled(mirror):
             return
         with counting_bar("converting") as bar:
-
-            def show(filled: Filled) -> None:
-                if bar is not None:
-                    bar(filled.done, filled.total)
-
+            progress = _Progress(bar)
             _at_low_priority(
-                lambda: convert_base(self._store, mirror, self._encoders, part=part, progress=show)
+                lambda: convert_base(self._store, mirror, self._encoders, part=part, progress=progress.show)
             )
 
     def fill(self) -> None:
@@ -269,16 +265,23 @@ class _Migration:
         result = {
             "index": self._index,
             "version": source.version,
-            "encoder": _model(source),
+            "encoder": source.spec.encoder and source.spec.encoder.model,
+            "dimensions": source.dimensions,
             "rows": source.rows,
             "switches": source.switches,
             "mirror": mirror.index,
-            "mirror_encoder": _model(mirror),
+            "mirror_encoder": mirror.spec.encoder and mirror.spec.encoder.model,
+            "mirror_dimensions": mirror.dimensions,
             "mirror_rows": mirror.rows,
             "filled": _is_filled(mirror),
             "exchanged": mirror.mirror.former,
         }
-        state = "follows it" if _is_filled(mirror) else "is being filled"
+        filled = None if _is_filled(mirror) else converted(self._store, mirror)
+        if filled is not None:
+            result |= {"converted": filled.done, "to_convert": filled.total}
+        state = "follows it"
+        if filled is not None:
+            state = f"is being filled, {filled.done:,} of {filled.total:,} datapoints are converted"
         state = "has the former content and follows it" if mirror.mirror.former else state
         text = (
             f"{self._index} is at version {source.version}, with vectors of {_model(source) or 'callers'}; its mirror "
@@ -287,12 +290,35 @@ class _Migration:
         _print(result, text, as_json=as_json)
 
 
+class _Progress:
+    """Progress of a conversion: a bar on a terminal, lines elsewhere."""
+
+    def __init__(self, bar: Callable[[int, int], None] | None) -> None:
+        self._bar, self._began_s = bar, time.monotonic()
+        self._told_s = self._began_s
+
+    def show(self, filled: Filled) -> None:
+        """Show how far it is, and when it will end."""
+        now_s = time.monotonic()
+        if self._bar is not None:
+            self._bar(filled.done, filled.total)
+        elif filled.encoded and now_s - self._told_s >= LINE_EVERY_S:
+            self._told_s = now_s
+            rate = filled.encoded / (now_s - self._began_s)
+            left = (filled.total - filled.done) / rate
+            typer.echo(
+                f"{filled.done:,} of {filled.total:,} datapoints, {rate:,.0f}/s, about {left / 60:,.0f} minutes left",
+                err=True,
+            )
+
+
 def _is_filled(mirror: Manifest) -> bool:
     return mirror.mirror is not None and mirror.mirror.filled
 
 
 def _model(manifest: Manifest) -> str | None:
-    return None if manifest.spec.encoder is None else manifest.spec.encoder.model
+    encoder = manifest.spec.encoder
+    return None if encoder is None else f"{encoder.model} ({manifest.dimensions} dimensions)"
 
 
 def _at_low_priority(work: Callable[[], ResultT]) -> ResultT:
