@@ -305,9 +305,9 @@ class _Progress:
         elif filled.encoded and now_s - self._told_s >= LINE_EVERY_S:
             self._told_s = now_s
             rate = filled.encoded / (now_s - self._began_s)
-            remaining_s = (filled.total - filled.done) / rate
+            minutes = (filled.total - filled.done) / rate / 60
             typer.echo(
-                f"{filled.done:,} of {filled.total:,} datapoints, {rate:,.0f}/s, about {remaining_s / 60:,.0f} minutes left",
+                f"{filled.done:,} of {filled.total:,} datapoints, {rate:,.0f}/s, about {minutes:,.0f} minutes left",
                 err=True,
             )
 
