@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
 
@@ -112,11 +112,12 @@ class Follower:
             return Position(mirror.log_sequence, 0)
         home = log_home(self._store, mirror.index, self._log_root)
         with closing(log), closing(home.claim(checked_log(home, mirror), mirror)) as copy:
-            after = max(copy.position(), mirror.log_sequence)
-            entries = self._read(log, after)
+            entries = self._read(log, max(copy.position(), mirror.log_sequence))
             if entries:
-                self._append(copy, source, mirror, entries)
-                after = entries[-1].sequence
+                # Records for columns that the index has just got are read with its next version.
+                with suppress(LogGapError):
+                    self._append(copy, source, mirror, entries)
+            after = max(copy.position(), mirror.log_sequence)
             keep_source(self._store, mirror.index, source, after=after)
             return Position(after, max(0, log.position() - after))
 
@@ -154,7 +155,7 @@ class Follower:
     def _rows_of(self, source: Manifest, documents: Sequence[str]) -> pa.Table:
         """Return all rows of some documents of an index in its newest state."""
         state = self._state
-        if state is None or state.manifest != source:
+        if state is None or state.manifest.version != source.version:
             reuse = None if state is None else state.index
             state = begin(open_manifest(self._store, source, reuse=reuse))
         log = checked_log(log_home(self._store, source.index, self._log_root), source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,14 @@ def test_texts_are_cut_anew(migrated: Migrated) -> None:
     switch(migrated.store, INDEX, follower)
     assert migrated.texts()["d1"] == text_of(1, 1)
     assert len(migrated.texts()) == DOCUMENTS - 1
+
+
+def test_two_followers_do_the_work_of_one(migrated: Migrated) -> None:
+    first = migrated.begin()
+    second = Follower(migrated.store, "talks-mirror", migrated.encoders, migrated.vectors_of)
+    for revision in range(1, 6):
+        migrated.write(range(8), revision)
+    with ThreadPoolExecutor(2) as pool:
+        positions = [*pool.map(lambda each: each.follow(), (first, second))]
+    assert len({*positions}) == 1
+    assert migrated.texts("talks-mirror") == migrated.texts()
