@@ -6,7 +6,8 @@
 Episodes of seven shows are cut into passages of 128 tokens and encoded by MiniLM. A server answers readers by text in
 all modes while a writer replaces, adds and deletes short documents. The command `scannery index migrate` is killed
 after a random time, again and again, and then runs to its end; then `--undo`, and again forward. At the end index and
-mirror are compared with what was acknowledged. --model is the other encoder; default: MiniLM at fewer dimensions.
+mirror are compared with what was acknowledged. --model is the other encoder, or its options as JSON; the default is
+MiniLM at fewer dimensions (0: all).
 """
 
 from __future__ import annotations
@@ -167,9 +168,9 @@ def report(folder: Path, arguments: Namespace) -> None:
     }
     if not (store / INDEX).exists():
         build(spec, [str(source)], str(store))
-    encoder = {"model": arguments.model} | (
-        {"dimensions": arguments.dimensions} if arguments.dimensions else {}
-    )
+    encoder = json.loads(arguments.model) if arguments.model.startswith("{") else {"model": arguments.model}
+    if arguments.dimensions:
+        encoder["dimensions"] = arguments.dimensions
     changes = ("--encoder", json.dumps(encoder), "--chunk", str(arguments.tokens))
     steps: list[tuple[str, int, float, float, str]] = []
     with served(store, "--http", "127.0.0.1:0") as (_, address, _):
