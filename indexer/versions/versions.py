@@ -458,7 +458,9 @@ def _columns(manifest: Manifest) -> tuple[object, ...]:
     """Return what decides which columns the rows of a version have, and what may be in them."""
     spec = manifest.spec
     schema = written_schema(spec, manifest.dimensions)
-    return schema, spec.vectors, {name: info.stored for name, info in manifest.vectors.items()}
+    stored = {name: info.stored for name, info in manifest.vectors.items()}
+    # Passages that a writer of the version before has cut would stand beside those of this one.
+    return schema, spec.vectors, stored, spec.source.chunk
 
 
 def _is_in_line(store: Store, published: Manifest, data: bytes) -> bool:

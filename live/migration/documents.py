@@ -29,8 +29,8 @@ _OF_PASSAGES = frozenset({
 def documents_of(rows: pa.Table, spec: IndexSpec) -> pa.Table:
     """Return whole documents as rows without unnamed vectors, as `prepare` takes them, in the order of their ids.
 
-    The text of a document is that of its passages at their places, with spaces where no passage has text. Attributes
-    and payload are those of its first passage.
+    The text of a document is that of its passages at their places, with spaces where no passage has text, and marks of
+    time before passages that have one. Attributes and payload are those of its first passage.
 
     Args:
         rows: all passages of the documents, in any order; the columns of `written_schema`.
@@ -62,7 +62,7 @@ def documents_of(rows: pa.Table, spec: IndexSpec) -> pa.Table:
         made["id"][-1] = columns["id"][passages[0]] if spec.source.chunk is None else document
         made["document_id"][-1] = made["id"][-1]
         made["text"][-1] = _text(
-            *([columns[name][row] for row in passages] for name in ("text", "text_start"))
+            *([columns[name][row] for row in passages] for name in ("text", "text_start", "time_start_s"))
         )
     for name in ("text_start", "text_end"):
         made[name] = [None] * len(firsts)
@@ -90,20 +90,36 @@ def _title(titles: Sequence[str | None]) -> str | None:
     return SEPARATOR.join(same[0] for same in common) or titles[0]
 
 
-def _text(texts: Sequence[str | None], starts: Sequence[int | None]) -> str | None:
+def _text(
+    texts: Sequence[str | None], starts: Sequence[int | None], times_s: Sequence[float | None]
+) -> str | None:
     """Return the text of a document, of its passages in order."""
     if len(texts) == 1:
         return texts[0] if not starts[0] else " " * starts[0] + (texts[0] or "")
+    has_marks = len({*times_s}) > 1  # otherwise the time is the document's
     whole: list[str] = []
     end = 0
-    for text, start in zip(texts, starts, strict=True):
+    for text, start, time_s in zip(texts, starts, times_s, strict=True):
         if not text:
             continue
         if start is None:
             whole.append(f"\n\n{text}" if whole else text)
             continue
         gap = start - end
+        mark = _mark(time_s, gap - bool(whole)) if has_marks else ""
         # Space between passages is mostly the end of a paragraph.
-        whole.append((" " if gap == 1 else "\n" * max(0, gap)) + text[max(0, -gap) :])
+        whole.append(" " if gap == 1 else "\n" * max(0, gap - len(mark)) + mark)
+        whole.append(text[max(0, -gap) :])
         end = max(end, start + len(text))
     return "".join(whole) or None
+
+
+def _mark(time_s: float | None, room: int) -> str:
+    """Return the mark of a time that begins a line of a transcript, which no passage has; "" if it has no room."""
+    if time_s is None:
+        return ""
+    minutes, seconds = divmod(int(time_s), 60)
+    whole = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
+    exact = f"{whole}.{int(time_s * 1000) % 1000:03}" if time_s % 1 else whole
+    marks = [f"[{clock}] " for clock in (exact, whole, f"{minutes:02}:{seconds:02}")]
+    return next((mark for mark in marks if len(mark) <= room), "")

@@ -30,6 +30,7 @@ from scannery.live.log.location import LogRoot
 from scannery.live.log.records import encoder_digests
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.migration.conversion import Conversion
+from scannery.live.migration.errors import MigrationError
 from scannery.live.migration.mirrors import keep_source
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema, whole_rows
@@ -126,6 +127,7 @@ def fill(
     """Publish the converted datapoints as the content of a mirror, which then follows the log; return its manifest.
 
     Raises:
+        MigrationError: another process has filled it.
         NotFoundError: the result of a unit is missing.
         BuildError, StoreError: a segment cannot be built or stored.
 
@@ -137,6 +139,10 @@ def fill(
     after = base.manifest.log_sequence
 
     def at_base(manifest: Manifest) -> Manifest:
+        if (
+            manifest.mirror != followed
+        ):  # it may have followed since: it would be set back behind what its log has
+            raise MigrationError(f"another process has filled index {mirror.index!r}: run this again")
         update = {"mirror": filled, "log_sequence": after, "log_floor": after}
         return manifest.model_copy(update=update)
 

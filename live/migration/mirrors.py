@@ -35,6 +35,7 @@ __all__ = [
     "keep_source",
     "mirror_name",
     "mirror_of",
+    "mirrored_spec",
     "release_source",
 ]
 
@@ -92,10 +93,9 @@ def begin_mirror(
         return _new_mirror(store, index, changes, vectors_of)
     followed, spec = mirror.mirror, read_manifest(store, index).spec
     assert followed is not None
-    whole = whole_changes(spec, changes)
-    # Once the contents were exchanged, the index has them itself.
-    begun = changed_spec(spec, whole, index) == spec if followed.former else whole == followed.changes
-    if not begun:
+    # Once the contents were exchanged, the index has the changes itself.
+    begun = spec if followed.former else changed_spec(spec, followed.changes, index)
+    if changed_spec(spec, whole_changes(spec, changes), index) != begun:
         raise MigrationError(
             f"index {index!r} is being migrated with other changes: go on with these, or abandon them first",
             field="index",
@@ -172,17 +172,22 @@ def check_followed(source: Manifest, mirror: Manifest) -> None:
     then = (followed.index_id, followed.switches, followed.floor, followed.builds)
     if now != then:
         raise MirrorBrokenError(
-            f"index {source.index!r} was built, replaced, rolled back or exchanged since its migration began: abandon "
-            "the migration, and begin it again"
+            f"index {source.index!r} was built, compacted, replaced, rolled back or exchanged since its migration "
+            "began: abandon the migration, and begin it again"
         )
 
 
 def follow_spec(store: Store, source: Manifest, mirror: Manifest, vectors_of: VectorsOfSpec) -> Manifest:
     """Return the mirror with what was changed in the spec of the index meanwhile, such as new attributes."""
-    followed = mirror.mirror
-    assert followed is not None
-    spec = changed_spec(source.spec, followed.changes, mirror.index)
-    spec = spec.model_copy(update={"shards": mirror.spec.shards})
+    spec = mirrored_spec(source, mirror)
     if spec.model_dump(mode="json") == mirror.spec.model_dump(mode="json"):
         return mirror
     return alter_index(store, mirror.index, lambda _: spec, named=lambda spec, name: vectors_of(spec)[name])
+
+
+def mirrored_spec(source: Manifest, mirror: Manifest) -> IndexSpec:
+    """Return the spec that a mirror must have by that of the index that it follows."""
+    followed = mirror.mirror
+    assert followed is not None
+    spec = changed_spec(source.spec, followed.changes, mirror.index)
+    return spec.model_copy(update={"shards": mirror.spec.shards})

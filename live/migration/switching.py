@@ -30,7 +30,7 @@ from scannery.live.log.records import Mutation, encode
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration.conversion import changed_spec, former_values
 from scannery.live.migration.following import Follower
-from scannery.live.migration.mirrors import keep_source, mirror_name, mirror_of
+from scannery.live.migration.mirrors import keep_source, mirror_name, mirror_of, mirrored_spec
 
 __all__ = ["settle", "switch"]
 
@@ -97,7 +97,9 @@ def _switched(
     former, new = hold_current(store, index, lease), read_manifest(store, mirror)
     assert former is not None
     # A version that was committed meanwhile may pass the mark; then records of its encoder may follow it.
-    if former.version >= mark.version or new.log_sequence < mark.sequence:
+    # And one that altered the spec has columns that the mirror lacks.
+    altered = mirrored_spec(former, new).model_dump(mode="json") != new.spec.model_dump(mode="json")
+    if altered or former.version >= mark.version or new.log_sequence < mark.sequence:
         raise AlreadyExistsError(f"index {index!r}: a version was committed meanwhile")
     keep_source(store, mirror, former, after=mark.sequence)
     lease.hold(parent=former.version, files=_shared_keys(new, index).values())

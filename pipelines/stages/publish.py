@@ -245,6 +245,8 @@ def _manifest(
         segments=entries,
         **_log_position(job, parent),
         recall=expected_recall(entries, job.spec.target_recall, given_queries=job.queries),
+        mirror=None if parent is None else parent.mirror,
+        switches=0 if parent is None else parent.switches,
         statistics=statistics,
     )
 

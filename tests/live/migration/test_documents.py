@@ -45,6 +45,20 @@ def test_passages_become_their_text_again() -> None:
     assert documents[0]["text_start"] is None
 
 
+def test_marks_of_times_come_back_where_there_is_room_for_them() -> None:
+    text = "[00:00:00] Ann: Hello there.\n[01:01:05] Bob: And hello to you.\nMore."
+    spans = ((11, 28, 0.0), (40, 62, 3665.0), (63, 68, 3665.0))
+    passages = [
+        {"text": text[start:end], "text_start": start, "time_start_s": time_s} for start, end, time_s in spans
+    ]
+    expected = text.replace("\nMore", " More")
+    assert documents_of(rows(*passages), SPEC).column("text").to_pylist() == [expected]
+    short = [passages[0] | {"text_start": 8}, passages[1] | {"text_start": 34}]
+    assert documents_of(rows(*short), SPEC).column("text").to_pylist() == [
+        "[00:00] Ann: Hello there.\n[61:05] Bob: And hello to you."
+    ]
+
+
 def test_what_differs_among_passages_is_not_the_documents() -> None:
     first = passage(0, 0, 16, year=2020, section="One", title="Talk > One")
     second = passage(1, 18, 38, year=2020, section="Two", title="Talk > Two")

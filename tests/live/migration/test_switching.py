@@ -12,15 +12,23 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.indexer import IndexSpec, Store, VectorsInfo, read_manifest
+from scannery.indexer import IndexSpec, InUseError, Manifest, Store, VectorsInfo, alter_index, read_manifest
+from scannery.indexer.versions.versions import hold_current
 from scannery.live.maintenance import scheduler
+from scannery.live.maintenance.replacement import Replacement
+from scannery.live.maintenance.rollback import rollback
+from scannery.live.maintenance.seal import seal
 from scannery.live.migration import switching
+from scannery.live.migration.conversion import changed_spec
 from scannery.live.migration.errors import MigrationError, MirrorBrokenError, UnencodableError
 from scannery.live.migration.filling import convert_base, fill
 from scannery.live.migration.following import Follower
 from scannery.live.migration.mirrors import begin_mirror
 from scannery.live.migration.switching import switch
+from scannery.live.prepare import PreparedUpsert, prepare
+from scannery.pipelines import compact
 from scannery.serving.encoding.encoder_pool import EncoderPool
+from scannery.serving.services import write
 from tests.live.migration.traffic import INDEX, text_of
 from tests.served import MINILM
 
@@ -165,6 +173,26 @@ def test_attributes_that_are_added_meanwhile_are_in_both(migrated: Migrated) -> 
     assert [each.id for each in migrated.newest.scan(where={"year": 2021})] == ["d1"]
 
 
+def test_named_vectors_that_are_added_within_an_exchange_are_in_both(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = migrated.begin()
+
+    def altered(manifest: Manifest) -> IndexSpec:
+        named = {"heading": {"encoder": {"model": MINILM}, "from": "title"}}
+        return changed_spec(manifest.spec, {"named_vectors": named}, INDEX)
+
+    def altered_first(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        alter_index(migrated.store, INDEX, altered, named=lambda spec, name: migrated.vectors_of(spec)[name])
+        return hold_current(*arguments)
+
+    monkeypatch.setattr(switching, "hold_current", altered_first)
+    assert {*switch(migrated.store, INDEX, follower).vectors} == {"", "heading"}
+    migrated.index.upsert([{"id": "d1", "text": "alpha", "title": "rivers"}])
+    assert migrated.newest.search("rivers", k=1, vectors="heading")[0].id == "d1"
+
+
 def test_a_mirror_takes_no_writes(migrated: Migrated) -> None:
     migrated.begin()
     mirror = migrated.client.index("talks-mirror")
@@ -184,10 +212,53 @@ def test_other_changes_than_those_begun_are_refused(migrated: Migrated) -> None:
         begin_mirror(migrated.store, INDEX, {"attributes": {}}, migrated.vectors_of)
 
 
-def test_a_mirror_does_not_follow_a_rollback(migrated: Migrated) -> None:
-    from scannery.live.maintenance.rollback import rollback
-    from scannery.live.maintenance.seal import seal
+def test_the_changes_that_were_begun_go_on_after_an_exchange_and_back(migrated: Migrated) -> None:
+    follower = migrated.begin()
+    assert begin_mirror(migrated.store, INDEX, CHANGES, migrated.vectors_of).index == "talks-mirror"
+    for _ in range(2):
+        switch(migrated.store, INDEX, follower)
+        assert begin_mirror(migrated.store, INDEX, CHANGES, migrated.vectors_of).index == "talks-mirror"
 
+
+def test_passages_that_were_cut_before_an_exchange_do_not_stand_beside_the_new_ones(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = migrated.begin({"chunk": {"max_tokens": 8, "overlap_tokens": 0}})
+
+    def exchanges_meanwhile(*arguments: Any) -> PreparedUpsert:
+        prepared = prepare(*arguments)
+        if read_manifest(migrated.store, INDEX).switches == 0:
+            switch(migrated.store, INDEX, follower)
+            migrated.newest.search(text_of(0, 0))
+        return prepared
+
+    monkeypatch.setattr(write, "prepare", exchanges_meanwhile)
+    migrated.write(range(1, 2), revision=1)
+    passages = [each for each in migrated.newest.scan() if each.document_id == "d1"]
+    assert [each.id for each in passages] == ["d1#0", "d1#1"]
+    assert " ".join(each.text or "" for each in passages) == text_of(1, 1)
+
+
+def test_a_mirror_that_follows_is_not_filled_again(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = begin_mirror(migrated.store, INDEX, CHANGES, migrated.vectors_of)
+    convert_base(migrated.store, mirror, migrated.encoders)
+    publish = Replacement.publish
+    filled: list[bool] = []
+
+    def published_last(*arguments: Any, **options: Any) -> Any:
+        if not filled:
+            filled.append(True)
+            fill(migrated.store, mirror)
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(Replacement, "publish", published_last)
+    with pytest.raises(MigrationError, match="another process has filled"):
+        fill(migrated.store, mirror)
+
+
+def test_a_mirror_does_not_follow_a_rollback(migrated: Migrated) -> None:
     seal(migrated.store, INDEX)
     follower = migrated.begin()
     migrated.write(range(5), revision=1)
@@ -195,6 +266,31 @@ def test_a_mirror_does_not_follow_a_rollback(migrated: Migrated) -> None:
     rollback(migrated.store, INDEX, 2)
     with pytest.raises(MirrorBrokenError, match="rolled back"):
         follower.follow()
+
+
+def test_a_compaction_does_not_open_the_way_to_versions_before_an_exchange(migrated: Migrated) -> None:
+    follower = migrated.begin()
+    before = read_manifest(migrated.store, INDEX).version
+    switch(migrated.store, INDEX, follower)
+    migrated.write(range(5), revision=1)
+    seal(migrated.store, INDEX)
+    assert not compact(INDEX, migrated.store.uri).up_to_date
+    with pytest.raises(InUseError, match="before its contents were exchanged"):
+        rollback(migrated.store, INDEX, before)
+    with pytest.raises(MirrorBrokenError, match="compacted"):
+        follower.follow()
+
+
+def test_a_mirror_that_is_compacted_stays_one(migrated: Migrated) -> None:
+    follower = migrated.begin()
+    migrated.write(range(5), revision=1)
+    follower.follow()
+    seal(migrated.store, "talks-mirror")
+    assert not compact("talks-mirror", migrated.store.uri).up_to_date
+    migrated.write(range(5, 9), revision=2)
+    expected = migrated.texts()
+    assert switch(migrated.store, INDEX, follower).dimensions == 64
+    assert migrated.texts() == migrated.texts("talks-mirror") == expected
 
 
 def test_a_datapoint_without_text_is_told(migrated: Migrated) -> None:
