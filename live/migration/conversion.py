@@ -236,7 +236,7 @@ def _values(rows: pa.Table, name: str) -> list[Any]:
 def _unencodable(identifier: str, why: str) -> str:
     return (
         f"datapoint {identifier!r:.200} cannot get a vector of the new encoder: {why}; give it a text or delete it, "
-        "and run this again"
+        "abandon the migration, and begin it again"
     )
 
 
