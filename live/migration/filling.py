@@ -122,9 +122,21 @@ def converted(store: Store, mirror: Manifest, cache: SegmentCache | None = None)
 
 
 def fill(
-    store: Store, mirror: Manifest, *, log_root: LogRoot | None = None, cache: SegmentCache | None = None
+    store: Store,
+    mirror: Manifest,
+    *,
+    measured: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+    log_root: LogRoot | None = None,
+    cache: SegmentCache | None = None,
 ) -> Manifest:
     """Publish the converted datapoints as the content of a mirror, which then follows the log; return its manifest.
+
+    Args:
+        store: of the index.
+        mirror: manifest of the mirror, which is not filled.
+        measured: returns the manifest to publish with what is measured of searches.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
+        cache: for opening segments; None: the default cache.
 
     Raises:
         MigrationError: another process has filled it.
@@ -139,12 +151,11 @@ def fill(
     after = base.manifest.log_sequence
 
     def at_base(manifest: Manifest) -> Manifest:
-        if (
-            manifest.mirror != followed
-        ):  # it may have followed since: it would be set back behind what its log has
+        # It may have followed since: it would be set back behind what its log has.
+        if manifest.mirror != followed:
             raise MigrationError(f"another process has filled index {mirror.index!r}: run this again")
         update = {"mirror": filled, "log_sequence": after, "log_floor": after}
-        return manifest.model_copy(update=update)
+        return measured(manifest.model_copy(update=update))
 
     with Replacement(store, mirror.index, log_root=log_root, cache=cache) as replacement:
         for unit in _units(base, mirror):

@@ -117,7 +117,7 @@ def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of
             raise MigrationError(
                 f"index {index!r} has this spec already: nothing would change", field="index"
             )
-        keep_source(store, name, source, after=source.log_sequence)
+        vectors = vectors_of(spec)
         mirror = Mirror(
             index=index,
             index_id=_identity(source),
@@ -127,8 +127,13 @@ def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of
             floor=source.log_floor,
             builds=source.builds,
         )
-        shards = spec.model_copy(update={"shards": source.shards})
-        return create_index(store, shards, vectors=vectors_of(spec), mirror=mirror)
+        spec = spec.model_copy(update={"shards": source.shards})
+        keep_source(store, name, source, after=source.log_sequence)
+        try:
+            return create_index(store, spec, vectors=vectors, mirror=mirror)
+        except BaseException:
+            release_source(store, index, name)
+            raise
 
 
 def _identity(source: Manifest) -> str:
@@ -165,14 +170,25 @@ def _lease_key(index: str, mirror: str) -> str:
 
 
 def check_followed(source: Manifest, mirror: Manifest) -> None:
-    """Raise MirrorBrokenError if an index changed otherwise than by live updates since its mirror follows it."""
+    """Check that an index has changed by live updates alone since its mirror follows it.
+
+    Raises:
+        MigrationError: another process has exchanged their contents.
+        MirrorBrokenError: the index was built, compacted, replaced or rolled back.
+
+    """
     followed = mirror.mirror
     assert followed is not None
+    if source.index_id == followed.index_id and source.switches > followed.switches:
+        raise MigrationError(
+            f"another process has exchanged the contents of index {source.index!r} and its mirror: run this again",
+            field="index",
+        )
     now = (source.index_id, source.switches, source.log_floor, source.builds)
     then = (followed.index_id, followed.switches, followed.floor, followed.builds)
     if now != then:
         raise MirrorBrokenError(
-            f"index {source.index!r} was built, compacted, replaced, rolled back or exchanged since its migration "
+            f"index {source.index!r} was built, compacted, replaced or rolled back since its migration "
             "began: abandon the migration, and begin it again"
         )
 

@@ -176,7 +176,7 @@ def in_newest(
             with waiting():
                 while index.superseded and index.state.manifest.version == version:
                     if not until.remaining_s:
-                        raise
+                        raise _not_open(catalog, name) from None
                     with catalog.moved:
                         catalog.moved.wait(MOVE_CHECK_S)
                     catalog.note_write()  # embedded, maintenance runs by this alone
@@ -186,9 +186,16 @@ def in_newest(
                 raise
 
 
+def _not_open(catalog: Catalog, name: str) -> OtherVersionError:
+    problem = catalog.problem(name) or "it is not open here yet"
+    return OtherVersionError(
+        f"index {name!r} goes over to another version: {problem}", retry_after_s=MOVE_CHECK_S
+    )
+
+
 MOVE_ATTEMPTS = 5
 """Most versions for which a write is prepared, one after the other."""
-MOVE_S = 30.0
+MOVE_S = 10.0
 """Most seconds that a write waits until the version is open for which it must be prepared."""
 MOVE_CHECK_S = 0.1
 

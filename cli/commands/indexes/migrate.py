@@ -198,19 +198,18 @@ class _Migration:
 
     def fill(self) -> None:
         """Publish what was converted as the content of the mirror, with what is measured of searches in it."""
-        from scannery.indexer.versions.creation import promote_index
         from scannery.pipelines.planning.planned_encoder import encoder_sources
         from scannery.pipelines.tuning.search_measurement import with_measured_search
 
         mirror = self._mirror
         if _is_filled(mirror):
             return
-        mirror = fill(self._store, mirror, log_root=self._log_root)
         encoders = encoder_sources(mirror.spec, self._store.uri)
-        promote_index(
+        fill(
             self._store,
-            mirror.index,
-            lambda parent: with_measured_search(parent, parent, self._store, encoders),
+            mirror,
+            measured=lambda manifest: with_measured_search(manifest, None, self._store, encoders),
+            log_root=self._log_root,
         )
 
     def catch_up(self) -> Position:
