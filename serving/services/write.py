@@ -178,9 +178,10 @@ def in_newest(
                     if not until.remaining_s:
                         raise _not_open(catalog, name) from None
                     with catalog.moved:
-                        catalog.moved.wait(MOVE_CHECK_S)
-                    catalog.note_write()  # embedded, maintenance runs by this alone
-                    catalog.open_later(name)
+                        moved = catalog.moved.wait(MOVE_CHECK_S)
+                    if not moved:
+                        catalog.note_write()  # embedded, maintenance runs by this alone
+                        catalog.open_later(name)
             attempts -= 1
             if not attempts or not until.remaining_s:
                 raise
@@ -197,7 +198,8 @@ MOVE_ATTEMPTS = 5
 """Most versions for which a write is prepared, one after the other."""
 MOVE_S = 10.0
 """Most seconds that a write waits until the version is open for which it must be prepared."""
-MOVE_CHECK_S = 0.1
+MOVE_CHECK_S = 0.25
+"""Seconds between two looks of a waiting write for the version: each lists the versions in the store."""
 
 
 def identified(
