@@ -98,7 +98,7 @@ def check(kind: str, store: Path, request: pytest.FixtureRequest, *, kills: int,
         run(store, log, 0, chosen, "--no-switch")
         assert traffic.failures == []
         assert traffic.answers > 50 and traffic.writes > 50
-        with scannery.connect(target) as client:
+        with scannery.connect(target, timeout_s=120) as client:
             for name in (INDEX, f"{INDEX}-mirror"):
                 index = client.index(name)
                 index.search(text_of(1, 0), min_sequence=index.stats().sequence)
@@ -110,7 +110,7 @@ def check(kind: str, store: Path, request: pytest.FixtureRequest, *, kills: int,
 def create(target: Path | str, words: int, *, cut: bool) -> None:
     """Create the index, with the texts that the traffic expects."""
     chunk = {"max_tokens": 40, "overlap_tokens": 0} if cut else None
-    with scannery.connect(target) as client:
+    with scannery.connect(target, timeout_s=120) as client:
         index = client.create_index(INDEX, encoder=MINILM, lexical=True, chunk=chunk)
         index.upsert(
             [{"id": f"d{number}", "text": text_of(number, 0, words)} for number in range(DOCUMENTS)],

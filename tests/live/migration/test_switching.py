@@ -42,7 +42,7 @@ class Migrated:
 
     def __init__(self, folder: Path) -> None:
         self.store, self.folder = Store.open(folder, create=True), folder
-        self.client = scannery.connect(folder, create=True)
+        self.client = scannery.connect(folder, create=True, timeout_s=120)
         self.index = self.client.create_index(INDEX, encoder=MINILM, lexical=True)
         self.encoders = EncoderPool(store=self.store.uri, device="cpu")
         self.write(range(DOCUMENTS))
@@ -74,7 +74,7 @@ class Migrated:
         return self.index
 
     def texts(self, name: str = INDEX) -> dict[str, str | None]:
-        with scannery.connect(self.folder) as client:
+        with scannery.connect(self.folder, timeout_s=120) as client:
             return {datapoint.id: datapoint.text for datapoint in client.index(name).scan()}
 
 
@@ -161,7 +161,7 @@ def test_writes_go_on_although_an_exchange_was_killed_after_its_mark(
 def test_an_index_is_opened_although_its_log_has_a_mark(migrated: Migrated) -> None:
     migrated.begin()
     switching._mark(migrated.store, INDEX, None)
-    with scannery.connect(migrated.folder) as other:
+    with scannery.connect(migrated.folder, timeout_s=120) as other:
         assert len(list(other.index(INDEX).scan())) == DOCUMENTS
 
 

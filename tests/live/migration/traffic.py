@@ -65,7 +65,7 @@ class Traffic:
 
     def _read(self, seed: int) -> None:
         chosen = random.Random(seed)
-        with scannery.connect(self._target) as client:
+        with scannery.connect(self._target, timeout_s=120) as client:
             index = client.index(INDEX)
             while not self._ended.is_set():
                 mode: Mode = chosen.choice(MODES)
@@ -78,7 +78,7 @@ class Traffic:
                 time.sleep(0.02)
 
     def _write(self) -> None:
-        with scannery.connect(self._target) as client:
+        with scannery.connect(self._target, timeout_s=120) as client:
             index = client.index(INDEX)
             while not self._ended.is_set():
                 number = self._chosen.choice(
