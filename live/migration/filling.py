@@ -98,7 +98,7 @@ def convert_base(
     base = _opened_base(store, mirror, cache)
     conversion = Conversion(base.manifest, mirror, encoders)
     schema = stored_schema(base.manifest)
-    existing = {item.key for item in store.list(_folder(mirror))}
+    existing = _results(store, mirror)
     done = encoded = 0
     for number, unit in enumerate(_units(base, mirror)):
         if unit.key not in existing and number % part[1] == part[0]:
@@ -113,12 +113,16 @@ def convert_base(
     return Filled(done=done, total=base.manifest.rows, encoded=encoded)
 
 
-def converted(store: Store, mirror: Manifest, cache: SegmentCache | None = None) -> Filled:
+def converted(store: Store, mirror: Manifest) -> Filled:
     """Return how far the units of a mirror's base are; raises as `convert_base`."""
-    base = _opened_base(store, mirror, cache)
-    existing = {item.key for item in store.list(_folder(mirror))}
+    base, existing = _opened_base(store, mirror, None), _results(store, mirror)
     done = sum(unit.size for unit in _units(base, mirror) if unit.key in existing)
     return Filled(done=done, total=base.manifest.rows, encoded=0)
+
+
+def _results(store: Store, mirror: Manifest) -> set[str]:
+    """Return the keys of the results of units."""
+    return {item.key for item in store.list(_folder(mirror))}
 
 
 def fill(
@@ -161,8 +165,8 @@ def fill(
         for unit in _units(base, mirror):
             replacement.add(_unpacked(store.read(unit.key)))
         manifest = replacement.publish(change=at_base)
-    for item in store.list(_folder(mirror)):
-        store.delete(item.key)
+    for key in _results(store, mirror):
+        store.delete(key)
     return manifest
 
 

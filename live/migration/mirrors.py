@@ -132,8 +132,18 @@ def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of
         try:
             return create_index(store, spec, vectors=vectors, mirror=mirror)
         except BaseException:
-            release_source(store, index, name)
+            # Another process may have begun the same, whose lease has this name, too.
+            if not _is_begun(store, index):
+                release_source(store, index, name)
             raise
+
+
+def _is_begun(store: Store, index: str) -> bool:
+    try:
+        mirror_of(store, index)
+    except NotFoundError:
+        return False
+    return True
 
 
 def _identity(source: Manifest) -> str:

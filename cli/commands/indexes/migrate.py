@@ -182,8 +182,6 @@ class _Migration:
         """Create the mirror; without changes, that of before is gone on with."""
         if changes:
             begin_mirror(self._store, self._index, changes, self._vectors_of, log_root=self._log_root)
-        else:
-            _ = self._mirror
 
     def convert(self, part: tuple[int, int]) -> None:
         """Convert the datapoints of the base that are not converted."""

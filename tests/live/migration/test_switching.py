@@ -12,13 +12,23 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.indexer import IndexSpec, InUseError, Manifest, Store, VectorsInfo, alter_index, read_manifest
+from scannery.indexer import (
+    AlreadyExistsError,
+    IndexSpec,
+    InUseError,
+    Manifest,
+    Store,
+    VectorsInfo,
+    alter_index,
+    read_manifest,
+)
+from scannery.indexer.versions.leases import read_leases
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.maintenance import scheduler
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
-from scannery.live.migration import switching
+from scannery.live.migration import mirrors, switching
 from scannery.live.migration.conversion import changed_spec
 from scannery.live.migration.errors import MigrationError, MirrorBrokenError, UnencodableError
 from scannery.live.migration.filling import convert_base, fill
@@ -325,3 +335,11 @@ def test_two_followers_do_the_work_of_one(migrated: Migrated) -> None:
         positions = [*pool.map(lambda each: each.follow(), (first, second))]
     assert len({*positions}) == 1
     assert migrated.texts("talks-mirror") == migrated.texts()
+
+
+def test_who_comes_second_leaves_the_lease_of_the_first(migrated: Migrated) -> None:
+    mirror = begin_mirror(migrated.store, INDEX, CHANGES, migrated.vectors_of)
+    with pytest.raises(AlreadyExistsError):
+        mirrors._new_mirror(migrated.store, INDEX, CHANGES, migrated.vectors_of)
+    assert mirror.mirror is not None
+    assert mirror.mirror.base in read_leases(migrated.store, INDEX).versions
