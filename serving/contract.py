@@ -11,6 +11,7 @@ __all__ = [
     "EMBED",
     "EMBEDDING_SERVICE",
     "FEEDBACK",
+    "GET_MIGRATION",
     "HTTP_KEY",
     "INDEX_SERVICE",
     "KEPT_QUERIES",
@@ -24,6 +25,7 @@ __all__ = [
     "LEAF_STATUS",
     "LIST_ALIASES",
     "LIST_ENCODERS",
+    "MIGRATE_INDEX",
     "SEARCH_SERVICE",
     "SEARCH_STREAM",
     "SERVER_KEY",
@@ -44,6 +46,8 @@ UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 CREATE_INDEX = f"/{INDEX_SERVICE}/CreateIndex"
 ALTER_INDEX = f"/{INDEX_SERVICE}/AlterIndex"
 BRANCH_INDEX = f"/{INDEX_SERVICE}/BranchIndex"
+MIGRATE_INDEX = f"/{INDEX_SERVICE}/MigrateIndex"
+GET_MIGRATION = f"/{INDEX_SERVICE}/GetMigration"
 DROP_INDEX = f"/{INDEX_SERVICE}/DropIndex"
 SET_ALIAS = f"/{INDEX_SERVICE}/SetAlias"
 DELETE_ALIAS = f"/{INDEX_SERVICE}/DeleteAlias"

@@ -18,9 +18,10 @@ from scannery.client.request.calls import Call, Sequences, TextKind
 from scannery.client.request.filtered_writes import FilteredBatch
 from scannery.client.request.named_vectors import NamedVectors
 from scannery.client.request.values import Identifier
-from scannery.client.response.index_info import Distance, EncoderInfo, Indexes
+from scannery.client.response.index_info import Distance, EncoderInfo, Indexes, Migration
 from scannery.client.response.results import Deleted, Written
 from scannery.client.transport.base import AsyncTransport
+from scannery.v1 import index_pb2
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -181,6 +182,103 @@ class AsyncClient:
             )
         )
         return AsyncIndex(self, info.name)
+
+    async def migrate_index(
+        self,
+        name: str,
+        *,
+        encoder: str | Mapping[str, Any] | None = None,
+        chunk: Mapping[str, Any] | None = None,
+        named_vectors: NamedVectors | None = None,
+        lexical: bool | Mapping[str, Any] | None = None,
+        vectors: Literal["required", "optional"] | None = None,
+        switch: bool = True,
+        timeout_s: float | None = None,
+    ) -> Migration:
+        """Change the encoder or the passages of an index while it is served; return at once how far that is.
+
+        The server works on until the index has the new content, and goes on after a crash; `migration` says how far it
+        is. Searches and writes go on meanwhile, each answer is of one model, and `undo_migration` takes it back without
+        losing a write. Embedded, the work goes on while the client is open. A server needs the scope `admin`, and takes
+        the encoders of its indexes and those that its operator names (`scannery serve --model`).
+
+        Args:
+            name: of the index, or an alias.
+            encoder: the new model: its name, or a mapping as in SPEC.yaml.
+            chunk: how texts are cut anew, with keys of `source.chunk` in SPEC.yaml: `{"max_tokens": 200}`.
+            named_vectors: all further vectors of a datapoint, as of `create_index`.
+            lexical: as in SPEC.yaml.
+            vectors: as in SPEC.yaml.
+            switch: whether the index gets the new content. With False, the mirror alone has it: search that beside the
+                index, and call this again without any change.
+            timeout_s: of the call; it may load the encoder.
+
+        Raises:
+            NotFoundError: there is no such index; or nothing is changed, and there is no migration that could go on.
+            FailedPreconditionError: it is being migrated with other changes, nothing would change, or the server may
+                not load the model.
+            InvalidArgumentError: a change is wrong; `field` names it.
+
+        """
+        goal = index_pb2.MIGRATION_GOAL_SWITCH if switch else index_pb2.MIGRATION_GOAL_MIRROR
+        return await self._run(
+            lifecycle_calls.migrate_index(
+                name,
+                goal,
+                encoder=encoder,
+                chunk=chunk,
+                named_vectors=named_vectors,
+                lexical=lexical,
+                vectors=vectors,
+                timeout_s=timeout_s,
+            )
+        )
+
+    async def migration(self, name: str, *, timeout_s: float | None = None) -> Migration:
+        """Return how far the migration of an index is.
+
+        Args:
+            name: of the index, or an alias.
+            timeout_s: of the call.
+
+        Raises:
+            NotFoundError: it is not being migrated, or the migration was abandoned.
+
+        """
+        return await self._run(lifecycle_calls.get_migration(name, timeout_s=timeout_s))
+
+    async def undo_migration(self, name: str, *, timeout_s: float | None = None) -> Migration:
+        """Have an index get its former encoder and passages back, with all writes since; return how far that is.
+
+        Args:
+            name: of the index, or an alias.
+            timeout_s: of the call.
+
+        Raises:
+            NotFoundError: it is not being migrated.
+            FailedPreconditionError: it has not got the new content.
+
+        """
+        return await self._run(
+            lifecycle_calls.migrate_index(name, index_pb2.MIGRATION_GOAL_UNDO, timeout_s=timeout_s)
+        )
+
+    async def abandon_migration(self, name: str, *, timeout_s: float | None = None) -> Migration:
+        """Have the mirror of an index removed, which ends the migration, or afterwards the way back.
+
+        The index stays as it is. Within some seconds, `migration` raises NotFoundError.
+
+        Args:
+            name: of the index, or an alias.
+            timeout_s: of the call.
+
+        Raises:
+            NotFoundError: it is not being migrated.
+
+        """
+        return await self._run(
+            lifecycle_calls.migrate_index(name, index_pb2.MIGRATION_GOAL_ABANDON, timeout_s=timeout_s)
+        )
 
     async def drop_index(
         self, name: str, *, missing_ok: bool = False, timeout_s: float | None = None

@@ -18,8 +18,8 @@ from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.calls import Call, Method
 from scannery.client.request.named_vectors import build_named_spec
 from scannery.client.request.values import refuses_surrogates
-from scannery.client.response.decoding import parse_index, parse_vectors
-from scannery.client.response.index_info import IndexInfo
+from scannery.client.response.decoding import parse_index, parse_migration, parse_vectors
+from scannery.client.response.index_info import IndexInfo, Migration
 from scannery.v1 import index_pb2
 
 __all__ = [
@@ -31,8 +31,10 @@ __all__ = [
     "create_index",
     "delete_alias",
     "drop_index",
+    "get_migration",
     "kept_queries",
     "list_aliases",
+    "migrate_index",
     "set_alias",
 ]
 
@@ -173,6 +175,12 @@ ALTER_INDEX = Method(
 BRANCH_INDEX = Method(
     "/scannery.v1.IndexService/BranchIndex", index_pb2.BranchIndexRequest, index_pb2.BranchIndexResponse
 )
+MIGRATE_INDEX = Method(
+    "/scannery.v1.IndexService/MigrateIndex", index_pb2.MigrateIndexRequest, index_pb2.MigrateIndexResponse
+)
+GET_MIGRATION = Method(
+    "/scannery.v1.IndexService/GetMigration", index_pb2.GetMigrationRequest, index_pb2.GetMigrationResponse
+)
 DROP_INDEX = Method(
     "/scannery.v1.IndexService/DropIndex", index_pb2.DropIndexRequest, index_pb2.DropIndexResponse
 )
@@ -243,6 +251,26 @@ def branch_index(
     if time is not None:
         request.time.FromDatetime(build_time(time))
     return Call(BRANCH_INDEX, request, lambda response: parse_index(response.index), timeout_s)
+
+
+@refuses_surrogates
+def migrate_index(
+    index: str, goal: index_pb2.MigrationGoal.ValueType, *, timeout_s: float | None = None, **parts: Any
+) -> Call[index_pb2.MigrateIndexRequest, index_pb2.MigrateIndexResponse, Migration]:
+    """Return the call that leads a migration to a goal; `parts` are the changes, None where nothing changes."""
+    request = index_pb2.MigrateIndexRequest(index=_name(index, "index"), goal=goal)
+    if any(part is not None for part in parts.values()):
+        request.changes_json = build_changes(**parts)
+    return Call(MIGRATE_INDEX, request, lambda response: parse_migration(response.migration), timeout_s)
+
+
+@refuses_surrogates
+def get_migration(
+    index: str, *, timeout_s: float | None = None
+) -> Call[index_pb2.GetMigrationRequest, index_pb2.GetMigrationResponse, Migration]:
+    """Return the call for the state of a migration."""
+    request = index_pb2.GetMigrationRequest(index=_name(index, "index"))
+    return Call(GET_MIGRATION, request, lambda response: parse_migration(response.migration), timeout_s)
 
 
 def build_time(time: object) -> dt.datetime:

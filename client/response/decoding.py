@@ -15,6 +15,7 @@ from scannery.client.errors import InternalError
 from scannery.client.response.index_info import (
     EncoderInfo,
     IndexInfo,
+    Migration,
     NamedVectorInfo,
     RecallInfo,
     SegmentInfo,
@@ -46,6 +47,7 @@ __all__ = [
     "parse_hits",
     "parse_index",
     "parse_many",
+    "parse_migration",
     "parse_page",
     "parse_value",
     "parse_vectors",
@@ -188,6 +190,36 @@ def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
             name: _named_vectors(message.named_vectors[name]) for name in sorted(message.named_vectors)
         },
     )
+
+
+def parse_migration(message: index_pb2.Migration) -> Migration:
+    """Return the state of a migration."""
+    return Migration(
+        index=message.index,
+        version=message.version,
+        model=message.model or None,
+        dimensions=message.dimensions,
+        mirror=message.mirror,
+        mirror_model=message.mirror_model or None,
+        mirror_dimensions=message.mirror_dimensions,
+        goal=_GOALS.get(message.goal),
+        filled=message.filled,
+        exchanged=message.exchanged,
+        reached=message.reached,
+        converted=message.converted,
+        to_convert=message.to_convert,
+        rows_per_s=message.rows_per_second,
+        seconds_left=message.seconds_left if message.HasField("seconds_left") else None,
+        error=message.error,
+    )
+
+
+_GOALS: dict[int, Literal["switch", "mirror", "undo", "abandon"]] = {
+    index_pb2.MIGRATION_GOAL_SWITCH: "switch",
+    index_pb2.MIGRATION_GOAL_MIRROR: "mirror",
+    index_pb2.MIGRATION_GOAL_UNDO: "undo",
+    index_pb2.MIGRATION_GOAL_ABANDON: "abandon",
+}
 
 
 def _named_vectors(message: index_pb2.NamedVectorInfo) -> NamedVectorInfo:

@@ -11,6 +11,7 @@ __all__ = [
     "EncoderInfo",
     "IndexInfo",
     "Indexes",
+    "Migration",
     "NamedVectorInfo",
     "RecallInfo",
     "SegmentInfo",
@@ -117,6 +118,39 @@ class IndexInfo:
         from scannery.client.response.notebook import index_view
 
         return index_view(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """How far the change of an index to another encoder or other passages is."""
+
+    index: str
+    version: int
+    """Version of the index that is served."""
+    model: str | None
+    """Model of the encoder of the index; None without one."""
+    dimensions: int
+    mirror: str
+    """Name of the mirror: an index with the other content, which can be searched."""
+    mirror_model: str | None
+    mirror_dimensions: int
+    goal: Literal["switch", "mirror", "undo", "abandon"] | None
+    """Where it shall end; None: a command leads it, no server."""
+    filled: bool
+    """Whether the mirror has all datapoints, and follows the index."""
+    exchanged: bool
+    """Whether the index has the new content, and the mirror the former one."""
+    reached: bool
+    """Whether the goal is reached; the mirror goes on following the index."""
+    converted: int
+    to_convert: int
+    """Datapoints that are converted, of how many in all; 0: it is not known yet."""
+    rows_per_s: float
+    """Datapoints that are converted a second; 0: none are."""
+    seconds_left: float | None
+    """Time until all are converted at this rate; None: it is not known."""
+    error: str
+    """Error that ended the work last; the server tries again. Empty: none did."""
 
 
 class Indexes(list[IndexInfo]):

@@ -24,7 +24,7 @@ from scannery.runtime.errors import OverloadedError
 
 __all__ = ["SharedLock", "Task", "TaskLock", "TaskLocks", "lock_root_of", "locked"]
 
-Task = Literal["seal", "merge", "gc"]
+Task = Literal["seal", "merge", "gc", "migrate"]
 
 
 class SharedLock(Protocol):

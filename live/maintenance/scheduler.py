@@ -1,4 +1,4 @@
-"""Schedule sealing, merging and garbage collection; each task runs in a process of its own, at low priority.
+"""Schedule seals, merges, garbage collection and migrations; each runs in a process of its own, at low priority.
 
 Workers check their indexes periodically. The worker that finds a task due locks a file and passes it, open, to a new
 process (locks.py). So each task of an index has at most one process for all workers and servers, and the kernel
@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +39,7 @@ from scannery.indexer import (
 from scannery.indexer.versions.versions import republish
 from scannery.live.log.files import LOG_FILE, held_by_this_process
 from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot
+from scannery.live.maintenance.goals import is_due
 from scannery.live.maintenance.locks import SharedLock, Task, TaskLock, TaskLocks
 from scannery.live.maintenance.merge_policy import due
 from scannery.live.memtable import LiveState
@@ -166,6 +167,8 @@ class FillDetector:
 _LOG = logging.getLogger(__name__)
 
 PROGRAM = "scannery.live.maintenance.main"
+COMMAND = "scannery"
+"""Program of migrations: a command of the user, since encoders are not in reach of this room."""
 END_S = 10.0
 HELD_S = 2.0
 """Seconds until a database is asked again for a lock that another process held: each time costs it a connection."""
@@ -178,8 +181,12 @@ MAX_TASKS = max(2, len(os.sched_getaffinity(0)))
 """Most seals that this process runs at once, and most other tasks: each takes 200 MB, and hundreds of indexes may have
 rows of the same age."""
 _OTHER_SLOTS = TaskSlots(MAX_TASKS)
-_SLOTS: dict[Task, TaskSlots] = {"seal": TaskSlots(MAX_TASKS), "merge": _OTHER_SLOTS, "gc": _OTHER_SLOTS}
-"""Seals do not wait for merges: one may take hours, and without seals the memory fills until writes are refused."""
+_TASKS_OF_LOG: tuple[Task, ...] = ("seal", "merge", "gc")
+_SLOTS: dict[Task, TaskSlots] = {
+    "seal": TaskSlots(MAX_TASKS), "merge": _OTHER_SLOTS, "gc": _OTHER_SLOTS, "migrate": TaskSlots(MAX_TASKS)
+}  # fmt: skip
+"""Seals do not wait for merges: one may take hours, and without seals the memory fills until writes are refused. Nor
+does either wait for migrations."""
 
 
 _DETACHED: list[subprocess.Popen[bytes]] = []
@@ -195,6 +202,10 @@ MEMORY_SHARE = 0.25
 """Share of the rows or bytes at which writes are refused that bounds these larger seals."""
 
 
+GOAL_S = 2.0
+"""Time between two looks at what a migration still has to do: in a bucket each is three requests."""
+ENCODING_BYTES = 5 * TASK_BYTES
+"""Memory of a migration with a model of 100 MB, as measured."""
 MARKED_S = 10.0
 """Time after which a later version for which the log has a mark is taken to be given up: an exchange takes seconds."""
 
@@ -208,6 +219,8 @@ def task_bytes(task: Task, state: LiveState, *, filling: bool = False) -> int:
     """Return about the memory that a task of an index needs, with the processes that it starts."""
     if task == "seal":
         return seal_bytes(state.manifest.spec, state.unsealed_rows, state.unsealed_bytes)
+    if task == "migrate":
+        return ENCODING_BYTES
     groups = due(state.manifest, filling=filling) if task == "merge" else []
     if not groups:
         return TASK_BYTES
@@ -352,6 +365,7 @@ class Maintenance:
         self._fill = FillDetector(clock)
         self._first_at_s: float | None = None
         self._base = -1
+        self._goal_at_s = float("-inf")
         self._marked = 0, 0.0
         """The version whose log was seen to go on in a later one, and when."""
         self._lock = threading.Lock()
@@ -377,29 +391,45 @@ class Maintenance:
         try:
             for task in list(self._runs):
                 self._reap(task)
-            if not self._was_written(state):
-                return SWEEP_S  # only builds change its segments
-            age_s = self._age_s(state)
-            filling = regularly and self._filling(state, age_s)
-            tasks: list[Task] = []
-            pressed = state.mutations > 0 and age_s >= PRESSED_S and self._pressed()
-            if pressed or seal_due(state, age_s, filling=filling):
-                tasks.append("seal")
-            if due(state.manifest, filling=filling):
-                tasks.append("merge")
-            if _gc_due(self._locks.path("gc"), state.manifest.spec.live.gc_every_s):
-                tasks.append("gc")
-            for task, slots in _SLOTS.items():
-                if task in tasks:
-                    self._start(task, state, filling=filling and task != "gc")
-                else:
-                    slots.leave((self, task))
-            if tasks or self._runs:
-                return 0.0
-            wait_s = QUIET_S if filling else SWEEP_S  # when a fill ends, what waited for that is due
-            return min(wait_s, state.manifest.spec.live.seal_age_s - age_s) if state.mutations else wait_s
+            if state.manifest.mirror is None:
+                return self._look_at_log(state, regularly=regularly)
+            self._look_at_goal(state, regularly=regularly)
+            return min(GOAL_S, self._look_at_log(state, regularly=regularly))
         finally:
             self._lock.release()
+
+    def _look_at_log(self, state: LiveState, *, regularly: bool) -> float:
+        if not self._was_written(state):
+            return SWEEP_S  # only builds change its segments
+        age_s = self._age_s(state)
+        filling = regularly and self._filling(state, age_s)
+        tasks: list[Task] = []
+        pressed = state.mutations > 0 and age_s >= PRESSED_S and self._pressed()
+        if pressed or seal_due(state, age_s, filling=filling):
+            tasks.append("seal")
+        if due(state.manifest, filling=filling):
+            tasks.append("merge")
+        if _gc_due(self._locks.path("gc"), state.manifest.spec.live.gc_every_s):
+            tasks.append("gc")
+        for task in _TASKS_OF_LOG:
+            if task in tasks:
+                self._start(task, state, filling=filling and task != "gc")
+            else:
+                _SLOTS[task].leave((self, task))
+        if tasks or self._runs:
+            return 0.0
+        wait_s = QUIET_S if filling else SWEEP_S  # when a fill ends, what waited for that is due
+        return min(wait_s, state.manifest.spec.live.seal_age_s - age_s) if state.mutations else wait_s
+
+    def _look_at_goal(self, state: LiveState, *, regularly: bool) -> None:
+        """Start a process for a mirror whose migration has something to do."""
+        if "migrate" in self._runs or (regularly and self._clock() < self._goal_at_s):
+            return
+        self._goal_at_s = self._clock() + GOAL_S
+        if is_due(self._store, state.manifest, state.sequence):
+            self._start("migrate", state)
+        else:
+            _SLOTS["migrate"].leave((self, "migrate"))
 
     def pass_mark(self, manifest: Manifest) -> None:
         """Publish a version again whose log goes on in a later one that does not appear: an exchange of contents ended.
@@ -494,7 +524,8 @@ class Maintenance:
                 unreserve = self._reserve(task, partial(task_bytes, task, state, filling=filling))
                 if unreserve is not None:
                     os.utime(lock.file)  # `_gc_due` reads it
-                    self._runs[task] = replace(self._spawn(task, lock, filling), unreserve=unreserve)
+                    command = self._command(task, state, lock, filling)
+                    self._runs[task] = replace(self._spawn(task, command, lock), unreserve=unreserve)
         except OSError as error:
             self._failed(task, str(error))
         finally:
@@ -509,15 +540,25 @@ class Maintenance:
         shared = isinstance(self._log_root, DatabaseUrl)
         return shared and self._clock() < self._held_until_s.get(task, float("-inf"))
 
-    def _spawn(self, task: Task, lock: TaskLock, filling: bool) -> _Run:
-        log, variables = _log_arguments(self._log_root)
-        options = ["--store", self._store.uri, *log, "--lock", str(lock.file)]
+    def _command(self, task: Task, state: LiveState, lock: TaskLock, filling: bool) -> list[str]:
+        log, _ = _log_arguments(self._log_root)
+        options = ["--store", self._store.uri, *log]
+        if task == "migrate":
+            assert state.manifest.mirror is not None
+            return python_command(
+                COMMAND, ["index", "migrate", state.manifest.mirror.index, "--run", *options]
+            )
+        options += ["--lock", str(lock.file)]
         options += ["--filling"] if filling else []
         options += [] if self._fill_cache else ["--leave-cache"]
+        return python_command(PROGRAM, [task, self._index, *options])
+
+    def _spawn(self, task: Task, command: Sequence[str], lock: TaskLock) -> _Run:
+        _, variables = _log_arguments(self._log_root)
         output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         try:
             process = subprocess.Popen(
-                python_command(PROGRAM, [task, self._index, *options]),
+                command,
                 env=python_environment(bounds() | variables | {"SCANNERY_CACHE_DIR": str(self._cache)}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

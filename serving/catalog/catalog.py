@@ -10,7 +10,7 @@ import difflib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -38,6 +38,7 @@ from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.locks import Task
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.scheduler import SWEEP_S
+from scannery.live.migration.mirrors import VectorsOfSpec, begin_mirror
 from scannery.runtime.errors import (
     ClosedError,
     InvalidRequestError,
@@ -210,6 +211,12 @@ class Catalog:
         )
         _LOG.info("index %s is a branch of %s, of version %d", branch, name, report.version)
 
+    def begin_migration(self, name: str, changes: Mapping[str, Any], vectors_of: VectorsOfSpec) -> None:
+        """Begin to migrate an index, and open its mirror; arguments and errors are those of `begin_mirror`."""
+        mirror = begin_mirror(self.store, name, changes, vectors_of, log_root=self._opener.log_root)
+        _LOG.info("index %s: its migration begins, with mirror %s", name, mirror.index)
+        self.open_created(mirror.index)
+
     def replacement(self, name: str) -> Replacement:
         """Begin to replace all datapoints of an index; raises as `snapshot`, and as `Replacement`."""
         self.live(name).check_changeable()  # which the caller must be allowed to see
@@ -290,6 +297,11 @@ class Catalog:
         """Record a write: maintenance may be due."""
         if not self._upkeep.watched:
             self.maintain()
+
+    def note_goal(self, mirror: str) -> None:
+        """Record that a migration may have something to do; servers look by themselves."""
+        if not self._upkeep.watched and (entry := self._find(mirror)) is not None:
+            entry.maintain(regularly=False)
 
     def problem(self, name: str) -> str:
         """Return the current error of an index, which may still serve; empty: none."""

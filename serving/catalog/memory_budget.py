@@ -73,7 +73,7 @@ class MemoryBudget:
         self._models: dict[str, int] = {}
         """Bytes of the weights of encoders, of all processes, by what they are loaded by."""
         self._reserved = (
-            {} if processes is None else {task: SharedReservation() for task in ("seal", "merge")}
+            {} if processes is None else {task: SharedReservation() for task in ("seal", "merge", "migrate")}
         )
         """What tasks of maintenance need, in any worker: seals do not wait for merges."""
         self._lock = threading.Lock()
@@ -151,8 +151,8 @@ class MemoryBudget:
     def reserve(self, task: Task, needed: Callable[[], int]) -> Callable[[], None] | None:
         """Reserve memory for a task of maintenance, and return what releases it; None: it has to wait.
 
-        With a ceiling, one seal and one other task run at a time, in all workers. A merge waits until there is room for
-        it beside a seal; there is always room for that, since writes leave it.
+        With a ceiling, one seal, one migration and one other task run at a time, in all workers. Any but a seal waits
+        until there is room for it beside a seal; there is always room for that, since writes leave it.
         """
         if self._processes is None:
             return lambda: None
@@ -160,7 +160,7 @@ class MemoryBudget:
         if task != "seal" and open_bytes + self._seal_bytes() + size_bytes > self._processes.ceiling_bytes:
             self._tell(f"there is no room for a {task} of {memory_text(size_bytes)}")
             return None
-        return self._reserved["seal" if task == "seal" else "merge"].take(size_bytes)
+        return self._reserved["merge" if task == "gc" else task].take(size_bytes)
 
     def _seal_bytes(self) -> int:
         """Return what a seal of the largest memtable will need; 0 while one runs, which is counted."""

@@ -52,7 +52,16 @@ from scannery.serving.services.embedding import AllowedModels
 from scannery.serving.services.registry import UnaryMethod
 from scannery.v1 import index_pb2 as pb
 
-__all__ = ["Alteration", "Creation", "check_may_create", "check_request_id", "check_room"]
+__all__ = [
+    "Alteration",
+    "Creation",
+    "VectorSpaces",
+    "check_may_create",
+    "check_no_path",
+    "check_request_id",
+    "check_room",
+    "parsed_changes",
+]
 
 
 class VectorSpaces:
@@ -185,7 +194,7 @@ class Creation:
     def create(self, request: pb.CreateIndexRequest, deadline: Deadline) -> pb.CreateIndexResponse:
         """Create an empty index and open it here; other processes open it within a second."""
         spec = _parsed_spec(request.spec_json)
-        _check_no_path(spec)
+        check_no_path(spec, "spec")
         check_request_id(request.request_id)
         check_may_create(self._catalog, spec.index, "spec.index")
         if request.keep_existing and (kept := self._kept(spec, request.dimensions)) is not None:
@@ -290,11 +299,14 @@ def _named(spec: IndexSpec) -> dict[str, object]:
     }
 
 
-def _check_no_path(spec: IndexSpec) -> None:
-    """Refuse a word list by its path: no file that a request names is read. Models are checked by `AllowedModels`."""
+def check_no_path(spec: IndexSpec, field: str) -> None:
+    """Refuse a word list by its path: no file that a request names is read. Models are checked by `AllowedModels`.
+
+    `field` has the spec in errors.
+    """
     if spec.lexical is not None and isinstance(spec.lexical.compounds, str):
         raise InvalidRequestError.at(
-            "spec.lexical.compounds",
+            f"{field}.lexical.compounds",
             "must be true, false or a list of words: no file that a request names is read, got the path "
             f"{spec.lexical.compounds!r:.80}",
         )
@@ -327,7 +339,7 @@ class Alteration:
 
     def alter(self, request: pb.AlterIndexRequest, deadline: Deadline) -> pb.AlterIndexResponse:
         """Publish a version with the changed spec, and open it here; other servers open it within a second."""
-        changes = _parsed_changes(request.changes_json)
+        changes = parsed_changes(request.changes_json)
         live = self._catalog.live(request.index)
         live.check_changeable()
         before = live.state.manifest.version
@@ -438,7 +450,8 @@ def _altered(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
         raise InvalidRequestError(f"changes: {error.message.removeprefix('spec: ')}", field=field) from error
 
 
-def _parsed_changes(text: str) -> Mapping[str, Any]:
+def parsed_changes(text: str) -> Mapping[str, Any]:
+    """Return changed keys of a spec from JSON; InvalidRequestError if it is none."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > limits.MAX_SPEC_BYTES:
         raise InvalidRequestError.at(

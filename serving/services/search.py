@@ -75,6 +75,7 @@ from scannery.serving.services.index import (
     SampleQueries,
     with_index,
 )
+from scannery.serving.services.migrating import Migrations
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.scan import Scans
 from scannery.serving.services.shards import LocalShards, Shards, View
@@ -155,6 +156,7 @@ class Service(MethodRegistry):
             **Creation(catalog, models).methods,
             **Alteration(catalog, models).methods,
             **Branching(catalog).methods,
+            **Migrations(catalog, models).methods,
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
             **QuerySamples(catalog, sample_queries).methods,

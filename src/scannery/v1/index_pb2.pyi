@@ -22,6 +22,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _MigrationGoal:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MigrationGoalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MigrationGoal.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MIGRATION_GOAL_UNSPECIFIED: _MigrationGoal.ValueType  # 0
+    """As MIGRATION_GOAL_SWITCH in a request. In an answer: no server leads the migration, but a command."""
+    MIGRATION_GOAL_SWITCH: _MigrationGoal.ValueType  # 1
+    """The index has the new content."""
+    MIGRATION_GOAL_MIRROR: _MigrationGoal.ValueType  # 2
+    """The mirror has the new content and follows the index, which stays as it is: both can be searched."""
+    MIGRATION_GOAL_UNDO: _MigrationGoal.ValueType  # 3
+    """The index has its former content again, with all writes since. The mirror keeps the new one."""
+    MIGRATION_GOAL_ABANDON: _MigrationGoal.ValueType  # 4
+    """There is no mirror any more: the migration ends, or afterwards the way back."""
+
+class MigrationGoal(_MigrationGoal, metaclass=_MigrationGoalEnumTypeWrapper):
+    """Where a migration shall end."""
+
+MIGRATION_GOAL_UNSPECIFIED: MigrationGoal.ValueType  # 0
+"""As MIGRATION_GOAL_SWITCH in a request. In an answer: no server leads the migration, but a command."""
+MIGRATION_GOAL_SWITCH: MigrationGoal.ValueType  # 1
+"""The index has the new content."""
+MIGRATION_GOAL_MIRROR: MigrationGoal.ValueType  # 2
+"""The mirror has the new content and follows the index, which stays as it is: both can be searched."""
+MIGRATION_GOAL_UNDO: MigrationGoal.ValueType  # 3
+"""The index has its former content again, with all writes since. The mirror keeps the new one."""
+MIGRATION_GOAL_ABANDON: MigrationGoal.ValueType  # 4
+"""There is no mirror any more: the migration ends, or afterwards the way back."""
+Global___MigrationGoal: _TypeAlias = MigrationGoal  # noqa: Y015
+
 class _AttributeType:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -580,6 +612,192 @@ class BranchIndexResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BranchIndexResponse: _TypeAlias = BranchIndexResponse  # noqa: Y015
+
+@_typing.final
+class MigrateIndexRequest(_message.Message):
+    """What changes in an index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    CHANGES_JSON_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Required. Name of the index."""
+    changes_json: _builtins.str
+    """JSON of the keys of a spec that change: `encoder`, `chunk` (keys of `source.chunk`), `named_vectors`, `lexical`, `vectors`. Empty:
+    a migration that was begun goes on. Only with MIGRATION_GOAL_SWITCH and MIGRATION_GOAL_MIRROR.
+    """
+    goal: Global___MigrationGoal.ValueType
+    """Where it shall end."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        changes_json: _builtins.str = ...,
+        goal: Global___MigrationGoal.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes_json", b"changes_json", "goal", b"goal", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrateIndexRequest: _TypeAlias = MigrateIndexRequest  # noqa: Y015
+
+@_typing.final
+class MigrateIndexResponse(_message.Message):
+    """The migration as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIGRATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def migration(self) -> Global___Migration:
+        """Its state."""
+
+    def __init__(
+        self,
+        *,
+        migration: Global___Migration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrateIndexResponse: _TypeAlias = MigrateIndexResponse  # noqa: Y015
+
+@_typing.final
+class GetMigrationRequest(_message.Message):
+    """The migration to describe."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Required. Name of the index."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMigrationRequest: _TypeAlias = GetMigrationRequest  # noqa: Y015
+
+@_typing.final
+class GetMigrationResponse(_message.Message):
+    """The migration as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIGRATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def migration(self) -> Global___Migration:
+        """Its state."""
+
+    def __init__(
+        self,
+        *,
+        migration: Global___Migration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMigrationResponse: _TypeAlias = GetMigrationResponse  # noqa: Y015
+
+@_typing.final
+class Migration(_message.Message):
+    """The state of a migration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    MIRROR_FIELD_NUMBER: _builtins.int
+    MIRROR_MODEL_FIELD_NUMBER: _builtins.int
+    MIRROR_DIMENSIONS_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    FILLED_FIELD_NUMBER: _builtins.int
+    EXCHANGED_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    CONVERTED_FIELD_NUMBER: _builtins.int
+    TO_CONVERT_FIELD_NUMBER: _builtins.int
+    ROWS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index."""
+    version: _builtins.int
+    """Its current version."""
+    model: _builtins.str
+    """Model of its encoder; empty without one."""
+    dimensions: _builtins.int
+    """Components of its vectors."""
+    mirror: _builtins.str
+    """Name of the mirror, which can be searched as an index."""
+    mirror_model: _builtins.str
+    """Model of the encoder of the mirror; empty without one."""
+    mirror_dimensions: _builtins.int
+    """Components of its vectors."""
+    goal: Global___MigrationGoal.ValueType
+    """Where the migration shall end."""
+    filled: _builtins.bool
+    """Whether the mirror has all datapoints, and follows the index."""
+    exchanged: _builtins.bool
+    """Whether the index has the new content, and the mirror the former one."""
+    reached: _builtins.bool
+    """Whether the goal is reached; the mirror goes on following the index."""
+    converted: _builtins.int
+    """Datapoints that are converted."""
+    to_convert: _builtins.int
+    """Datapoints to convert in all; 0: it is not known yet."""
+    rows_per_second: _builtins.float
+    """Datapoints that are converted a second; 0: none are."""
+    seconds_left: _builtins.float
+    """Time until all are converted at this rate; unset: it is not known."""
+    error: _builtins.str
+    """What ended the work last; the server tries again. Empty: nothing did."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        version: _builtins.int = ...,
+        model: _builtins.str = ...,
+        dimensions: _builtins.int = ...,
+        mirror: _builtins.str = ...,
+        mirror_model: _builtins.str = ...,
+        mirror_dimensions: _builtins.int = ...,
+        goal: Global___MigrationGoal.ValueType = ...,
+        filled: _builtins.bool = ...,
+        exchanged: _builtins.bool = ...,
+        reached: _builtins.bool = ...,
+        converted: _builtins.int = ...,
+        to_convert: _builtins.int = ...,
+        rows_per_second: _builtins.float = ...,
+        seconds_left: _builtins.float | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "seconds_left", b"seconds_left"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "converted", b"converted", "dimensions", b"dimensions", "error", b"error", "exchanged", b"exchanged", "filled", b"filled", "goal", b"goal", "index", b"index", "mirror", b"mirror", "mirror_dimensions", b"mirror_dimensions", "mirror_model", b"mirror_model", "model", b"model", "reached", b"reached", "rows_per_second", b"rows_per_second", "seconds_left", b"seconds_left", "to_convert", b"to_convert", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seconds_left: _TypeAlias = _typing.Literal["seconds_left"]  # noqa: Y015
+    _WhichOneofArgType__seconds_left: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds_left) -> _WhichOneofReturnType__seconds_left | None: ...
+
+Global___Migration: _TypeAlias = Migration  # noqa: Y015
 
 @_typing.final
 class DropIndexRequest(_message.Message):

@@ -75,6 +75,16 @@ class IndexServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_index__pb2.BranchIndexRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_index__pb2.BranchIndexResponse.FromString,
                 _registered_method=True)
+        self.MigrateIndex = channel.unary_unary(
+                '/scannery.v1.IndexService/MigrateIndex',
+                request_serializer=scannery_dot_v1_dot_index__pb2.MigrateIndexRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.MigrateIndexResponse.FromString,
+                _registered_method=True)
+        self.GetMigration = channel.unary_unary(
+                '/scannery.v1.IndexService/GetMigration',
+                request_serializer=scannery_dot_v1_dot_index__pb2.GetMigrationRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.GetMigrationResponse.FromString,
+                _registered_method=True)
         self.DropIndex = channel.unary_unary(
                 '/scannery.v1.IndexService/DropIndex',
                 request_serializer=scannery_dot_v1_dot_index__pb2.DropIndexRequest.SerializeToString,
@@ -173,6 +183,21 @@ class IndexServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MigrateIndex(self, request, context):
+        """Begins to change the encoder or the passages of an index while it is served, or leads that to another end; the server works on
+        after the answer. Needs `admin`. FAILED_PRECONDITION if it is being migrated with other changes, or nothing would change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMigration(self, request, context):
+        """Returns how far a migration is. Needs `admin`. NOT_FOUND without one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DropIndex(self, request, context):
         """Removes an index with all its versions and its log. Needs `admin`.
         """
@@ -264,6 +289,16 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     servicer.BranchIndex,
                     request_deserializer=scannery_dot_v1_dot_index__pb2.BranchIndexRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_index__pb2.BranchIndexResponse.SerializeToString,
+            ),
+            'MigrateIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.MigrateIndex,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.MigrateIndexRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.MigrateIndexResponse.SerializeToString,
+            ),
+            'GetMigration': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMigration,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.GetMigrationRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.GetMigrationResponse.SerializeToString,
             ),
             'DropIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.DropIndex,
@@ -518,6 +553,60 @@ class IndexService(object):
             '/scannery.v1.IndexService/BranchIndex',
             scannery_dot_v1_dot_index__pb2.BranchIndexRequest.SerializeToString,
             scannery_dot_v1_dot_index__pb2.BranchIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MigrateIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/MigrateIndex',
+            scannery_dot_v1_dot_index__pb2.MigrateIndexRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.MigrateIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMigration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/GetMigration',
+            scannery_dot_v1_dot_index__pb2.GetMigrationRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.GetMigrationResponse.FromString,
             options,
             channel_credentials,
             insecure,

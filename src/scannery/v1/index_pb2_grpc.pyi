@@ -51,6 +51,12 @@ class IndexServiceStub:
     """Makes an index of its own with the content of another one, in about a second at any size: both share their files until they
     differ. Needs `admin`, and `read` for the content. ALREADY_EXISTS if there is an index or an alias of its name.
     """
+    MigrateIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.MigrateIndexRequest, _index_pb2.MigrateIndexResponse]
+    """Begins to change the encoder or the passages of an index while it is served, or leads that to another end; the server works on
+    after the answer. Needs `admin`. FAILED_PRECONDITION if it is being migrated with other changes, or nothing would change.
+    """
+    GetMigration: _grpc.UnaryUnaryMultiCallable[_index_pb2.GetMigrationRequest, _index_pb2.GetMigrationResponse]
+    """Returns how far a migration is. Needs `admin`. NOT_FOUND without one."""
     DropIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.DropIndexRequest, _index_pb2.DropIndexResponse]
     """Removes an index with all its versions and its log. Needs `admin`."""
     SetAlias: _grpc.UnaryUnaryMultiCallable[_index_pb2.SetAliasRequest, _index_pb2.SetAliasResponse]
@@ -89,6 +95,12 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """Makes an index of its own with the content of another one, in about a second at any size: both share their files until they
     differ. Needs `admin`, and `read` for the content. ALREADY_EXISTS if there is an index or an alias of its name.
     """
+    MigrateIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.MigrateIndexRequest, _index_pb2.MigrateIndexResponse]  # type: ignore[assignment]
+    """Begins to change the encoder or the passages of an index while it is served, or leads that to another end; the server works on
+    after the answer. Needs `admin`. FAILED_PRECONDITION if it is being migrated with other changes, or nothing would change.
+    """
+    GetMigration: _aio.UnaryUnaryMultiCallable[_index_pb2.GetMigrationRequest, _index_pb2.GetMigrationResponse]  # type: ignore[assignment]
+    """Returns how far a migration is. Needs `admin`. NOT_FOUND without one."""
     DropIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.DropIndexRequest, _index_pb2.DropIndexResponse]  # type: ignore[assignment]
     """Removes an index with all its versions and its log. Needs `admin`."""
     SetAlias: _aio.UnaryUnaryMultiCallable[_index_pb2.SetAliasRequest, _index_pb2.SetAliasResponse]  # type: ignore[assignment]
@@ -172,6 +184,24 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         """Makes an index of its own with the content of another one, in about a second at any size: both share their files until they
         differ. Needs `admin`, and `read` for the content. ALREADY_EXISTS if there is an index or an alias of its name.
         """
+
+    @_abc_1.abstractmethod
+    def MigrateIndex(
+        self,
+        request: _index_pb2.MigrateIndexRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.MigrateIndexResponse, _abc.Awaitable[_index_pb2.MigrateIndexResponse]]:
+        """Begins to change the encoder or the passages of an index while it is served, or leads that to another end; the server works on
+        after the answer. Needs `admin`. FAILED_PRECONDITION if it is being migrated with other changes, or nothing would change.
+        """
+
+    @_abc_1.abstractmethod
+    def GetMigration(
+        self,
+        request: _index_pb2.GetMigrationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.GetMigrationResponse, _abc.Awaitable[_index_pb2.GetMigrationResponse]]:
+        """Returns how far a migration is. Needs `admin`. NOT_FOUND without one."""
 
     @_abc_1.abstractmethod
     def DropIndex(

@@ -1,0 +1,322 @@
+"""The steps of a migration, each of which goes on where an earlier process ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from scannery.cli.commands.models.train import difference_text
+from scannery.cli.errors import NO
+from scannery.cli.options import connected
+from scannery.cli.output import console
+from scannery.cli.progress import LINE_EVERY_S, counting_bar
+from scannery.indexer import (
+    IndexerError,
+    IndexSpec,
+    Manifest,
+    NotFoundError,
+    Store,
+    VectorsInfo,
+    read_manifest,
+)
+from scannery.indexer.models.manifest import Difference
+from scannery.live.log.location import LogRoot
+from scannery.live.maintenance.drop import drop
+from scannery.live.maintenance.goals import Goal, Progress, goal_of, is_reached, progress_of, set_goal, tell
+from scannery.live.migration.errors import MigrationError
+from scannery.live.migration.filling import Filled, convert_base, converted, fill
+from scannery.live.migration.following import Follower, Position
+from scannery.live.migration.mirrors import begin_mirror, mirror_name, mirror_of, release_source
+from scannery.live.migration.switching import settle, switch
+from scannery.runtime.errors import ServingError
+
+__all__ = ["Migration"]
+
+ResultT = TypeVar("ResultT")
+
+NICE = 10
+"""Priority of what converts: servers of this machine come first."""
+FOLLOW_S = 1.0
+"""Time between two looks at the log with --follow."""
+TELL_S = 1.0
+"""Time between two tellings of how far a migration is."""
+
+
+class Migration:
+    """The steps of a migration, each of which goes on where an earlier process ended."""
+
+    def __init__(self, store: Store, index: str, log_root: LogRoot | None) -> None:
+        from scannery.serving.encoding.encoder_pool import EncoderPool
+
+        self._store, self._index, self._log_root = store, index, log_root
+        self._encoders = EncoderPool(store=store.uri)
+        self._follower = Follower(
+            store, mirror_name(index), self._encoders, self._vectors_of, log_root=log_root
+        )
+
+    def _vectors_of(self, spec: IndexSpec) -> Mapping[str, VectorsInfo]:
+        vectors = {"": VectorsInfo(dimensions=read_manifest(self._store, self._index).dimensions)}
+        for name, named in spec.named_vectors.items():
+            if named.dimensions is not None:
+                vectors[name] = VectorsInfo(dimensions=named.dimensions)
+        for name, encoder in spec.encoders.items():
+            fingerprint = self._encoders.fingerprint_of(encoder, field="encoder")
+            vectors[name] = VectorsInfo(dimensions=fingerprint.dimensions, encoder=fingerprint.to_dict())
+        return vectors
+
+    def settle(self) -> None:
+        """Finish an exchange whose process was ended."""
+        with suppress(NotFoundError):
+            settle(self._store, self._index)
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether the index has the new content, and its mirror the former one."""
+        mirror = self._mirror.mirror
+        return mirror is not None and mirror.former
+
+    def check_exchanged(self) -> None:
+        """Refuse to undo an exchange that was not made."""
+        if not self.is_exchanged:
+            raise MigrationError(
+                f"the contents of index {self._index!r} and its mirror are not exchanged: nothing to undo",
+                field="index",
+            )
+
+    @property
+    def _mirror(self) -> Manifest:
+        return mirror_of(self._store, self._index)
+
+    def begin(self, changes: Mapping[str, Any]) -> None:
+        """Create the mirror; without changes, that of before is gone on with."""
+        if changes:
+            begin_mirror(self._store, self._index, changes, self._vectors_of, log_root=self._log_root)
+
+    def convert(self, part: tuple[int, int]) -> None:
+        """Convert the datapoints of the base that are not converted."""
+        with counting_bar("converting") as bar:
+            progress = _Rate(bar)
+            _at_low_priority(lambda: self._convert(part, progress.show))
+
+    def _convert(self, part: tuple[int, int], progress: Callable[[Filled], object]) -> None:
+        mirror = self._mirror
+        if not _is_filled(mirror):
+            convert_base(self._store, mirror, self._encoders, part=part, progress=progress)
+
+    def fill(self) -> None:
+        """Publish what was converted as the content of the mirror, with what is measured of searches in it."""
+        from scannery.pipelines.planning.planned_encoder import encoder_sources
+        from scannery.pipelines.tuning.search_measurement import with_measured_search
+
+        mirror = self._mirror
+        if _is_filled(mirror):
+            return
+        encoders = encoder_sources(mirror.spec, self._store.uri)
+        fill(
+            self._store,
+            mirror,
+            measured=lambda manifest: with_measured_search(manifest, None, self._store, encoders),
+            log_root=self._log_root,
+        )
+
+    def catch_up(self) -> Position:
+        """Take over writes made meanwhile."""
+        return self._follower.catch_up()
+
+    def compare(self, store: str, queries: Path, qrels: Path, timeout: float, *, passages: bool) -> None:
+        """Refuse a mirror that does not answer judged queries better."""
+        from scannery.training.gate.decision import difference_of, reasons_against
+        from scannery.training.judged import judged_queries
+        from scannery.training.spec import JudgedQueries
+
+        files = JudgedQueries(queries=str(queries), qrels=str(qrels), passages=passages)
+        with connected(None, store, timeout_s=timeout) as client:
+            gains = [
+                judged_queries(client.index(each), files, Path()).current_Q
+                for each in (self._index, mirror_name(self._index))
+            ]
+        difference: Difference = difference_of(*gains)
+        typer.echo(f"nDCG@10 of judged queries: {difference_text(difference)}", err=True)
+        if reasons := reasons_against(difference, {}, earlier=0):
+            for reason in reasons:
+                console().print(f"[red]✗[/red] {reason}", soft_wrap=True)
+            console().print("Nothing was exchanged: `--abandon` removes the mirror.")
+            raise typer.Exit(NO)
+
+    def switch(self) -> None:
+        """Exchange the contents of the index and its mirror."""
+        mirror = self._mirror
+        if not _is_filled(mirror):
+            raise NotFoundError(f"the mirror of index {self._index!r} is not filled yet", field="index")
+        began_s = time.monotonic()
+        switch(self._store, self._index, self._follower, log_root=self._log_root)
+        typer.echo(f"exchanged in {time.monotonic() - began_s:.2f} s", err=True)
+
+    def aim(self, goal: Goal) -> None:
+        """Have servers lead the migration to this goal, too, if they lead it: they would undo what is done here."""
+        if goal_of(self._store, self._mirror.index) is not None:
+            set_goal(self._store, self._mirror.index, goal)
+
+    def run(self) -> None:
+        """Lead the migration to the goal that a client has set, with what was written meanwhile; without one, return.
+
+        At low priority, and until SIGTERM.
+        """
+        # Servers block these signals, and their children inherit that.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        os.nice(NICE)
+        mirror = mirror_name(self._index)
+        try:
+            while (goal := goal_of(self._store, mirror)) is not None:
+                if goal is Goal.ABANDON:
+                    self.abandon()
+                elif self._is_led(goal):
+                    return
+        except (IndexerError, ServingError) as error:
+            if goal_of(self._store, mirror) is not None:  # else another process has abandoned it
+                report = progress_of(self._store, mirror)
+                tell(self._store, mirror, report.model_copy(update={"error": str(error)}))
+            raise
+
+    def _is_led(self, goal: Goal) -> bool:
+        """Lead the migration to a goal, and return whether that is still the goal."""
+        mirror = mirror_name(self._index)
+
+        def changed() -> bool:
+            return goal_of(self._store, mirror) is not goal
+
+        self.settle()
+        with suppress(_GoalChangedError):
+            self._convert((0, 1), _Report(self._store, mirror, changed).show)
+        if changed():
+            return False
+        self.fill()
+        self.catch_up()
+        if not is_reached(goal, self._mirror):
+            self.switch()
+        self._follower.follow()
+        tell(self._store, mirror, progress_of(self._store, mirror).model_copy(update={"error": ""}))
+        return not changed()
+
+    def follow(self) -> None:
+        """Follow writes until the process is ended."""
+        while True:
+            self._follower.follow()
+            time.sleep(FOLLOW_S)
+
+    def abandon(self) -> None:
+        """Remove the mirror with all that it keeps."""
+        mirror = self._mirror
+        drop(self._store, mirror.index, log_root=self._log_root, force=True)
+        release_source(self._store, self._index, mirror.index)
+
+    def status(self) -> tuple[dict[str, Any], str]:
+        """Return what the index and its mirror are, and a sentence of it."""
+        source, mirror = read_manifest(self._store, self._index), self._mirror
+        assert mirror.mirror is not None
+        result: dict[str, Any] = {
+            "index": self._index,
+            "version": source.version,
+            "encoder": source.spec.encoder and source.spec.encoder.model,
+            "dimensions": source.dimensions,
+            "rows": source.rows,
+            "switches": source.switches,
+            "mirror": mirror.index,
+            "mirror_encoder": mirror.spec.encoder and mirror.spec.encoder.model,
+            "mirror_dimensions": mirror.dimensions,
+            "mirror_rows": mirror.rows,
+            "filled": _is_filled(mirror),
+            "exchanged": mirror.mirror.former,
+        }
+        filled = None if _is_filled(mirror) else converted(self._store, mirror)
+        if filled is not None:
+            result |= {"converted": filled.done, "to_convert": filled.total}
+        state = "follows it"
+        if filled is not None:
+            state = f"is being filled, {filled.done:,} of {filled.total:,} datapoints are converted"
+        state = "has the former content and follows it" if mirror.mirror.former else state
+        text = (
+            f"{self._index} is at version {source.version}, with vectors of {_model(source) or 'callers'}; its mirror "
+            f"{mirror.index}, with vectors of {_model(mirror) or 'callers'}, {state}."
+        )
+        goal, report = goal_of(self._store, mirror.index), progress_of(self._store, mirror.index)
+        if goal is not None:
+            result |= {"goal": goal.value, "error": report.error}
+            text += f" Servers lead it to the goal {goal.value!r}."
+            text += f" The last process ended with: {report.error}" if report.error else ""
+        return result, text
+
+
+class _GoalChangedError(Exception):
+    """A client wants something else of the migration."""
+
+
+class _Report:
+    """Tells in the store how far a conversion is."""
+
+    def __init__(self, store: Store, mirror: str, changed: Callable[[], bool]) -> None:
+        self._store, self._mirror, self._changed = store, mirror, changed
+        self._began_s = self._told_s = time.monotonic()
+
+    def show(self, filled: Filled) -> None:
+        """Tell it, at most once in TELL_S; raises _GoalChangedError if there is another goal."""
+        now_s = time.monotonic()
+        if now_s - self._told_s < TELL_S and filled.done < filled.total:
+            return
+        self._told_s = now_s
+        if self._changed():
+            raise _GoalChangedError
+        rate = filled.encoded / (now_s - self._began_s)
+        progress = Progress(converted=filled.done, to_convert=filled.total, rows_per_s=rate)
+        tell(self._store, self._mirror, progress)
+
+
+class _Rate:
+    """Shows the progress of a conversion: a bar on a terminal, lines elsewhere."""
+
+    def __init__(self, bar: Callable[[int, int], None] | None) -> None:
+        self._bar, self._began_s = bar, time.monotonic()
+        self._told_s = self._began_s
+
+    def show(self, filled: Filled) -> None:
+        """Show how far it is, and when it will end."""
+        now_s = time.monotonic()
+        if self._bar is not None:
+            self._bar(filled.done, filled.total)
+        elif filled.encoded and now_s - self._told_s >= LINE_EVERY_S:
+            self._told_s = now_s
+            rate = filled.encoded / (now_s - self._began_s)
+            minutes = (filled.total - filled.done) / rate / 60
+            typer.echo(
+                f"{filled.done:,} of {filled.total:,} datapoints, {rate:,.0f}/s, about {minutes:,.0f} minutes left",
+                err=True,
+            )
+
+
+def _is_filled(mirror: Manifest) -> bool:
+    return mirror.mirror is not None and mirror.mirror.filled
+
+
+def _model(manifest: Manifest) -> str | None:
+    encoder = manifest.spec.encoder
+    return None if encoder is None else f"{encoder.model} ({manifest.dimensions} dimensions)"
+
+
+def _at_low_priority(work: Callable[[], ResultT]) -> ResultT:
+    """Return what work gives that runs in a thread of low priority, with the threads that it starts."""
+
+    def lowered() -> None:
+        # On Linux a priority belongs to a thread.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+    with ThreadPoolExecutor(1, initializer=lowered) as pool:
+        return pool.submit(work).result()
