@@ -86,6 +86,7 @@ def test_a_migration_there_and_back(tmp_path: Path, wire: str) -> None:
         eventually(lambda: not store.list(f"{INDEX}/leases/{INDEX}-mirror.json"))
 
 
+@pytest.mark.long
 def test_a_server_goes_on_where_a_killed_process_ended(tmp_path: Path) -> None:
     store = tmp_path / "store"
     create(store)
