@@ -133,6 +133,10 @@ class _Commands(LazyGroup):
         "index": LazyCommand(
             f"{_COMMANDS}.indexes.group:index_app", "Show, check, roll back and clean up indexes."
         ),
+        "store": LazyCommand(
+            f"{_COMMANDS}.indexes.store:store_app",
+            "Say which releases can open a store, and raise its level.",
+        ),
     }
 
 

@@ -10,6 +10,7 @@ IndexerError
 ├── InUseError             an index cannot be dropped, because it is in use; or it was dropped, and files are left
 ├── CorruptError           a stored file is damaged, or its hash is not the one in the manifest
 ├── FormatError            data of a newer release of Scannery
+├── LevelError             a key needs a store of a higher level, which former releases cannot open
 ├── BuildError             a segment could not be built; the message names the shard
 └── StoreError             the object store refused or failed (permission, network, disk full)
     └── StoreUriError      the URI cannot name a store (unknown scheme, a file)
@@ -30,6 +31,7 @@ __all__ = [
     "IndexerError",
     "InvalidRecordError",
     "InvalidSpecError",
+    "LevelError",
     "MissingFileError",
     "NotFoundError",
     "ReplacedError",
@@ -93,6 +95,10 @@ class CorruptError(IndexerError, code="DATA_LOSS"):
 
 class FormatError(IndexerError, code="FAILED_PRECONDITION", exit_code=DEFECT):
     """The data has a format that this release cannot read."""
+
+
+class LevelError(IndexerError, code="FAILED_PRECONDITION"):
+    """A key needs a store of a higher level, which former releases cannot open; `field` is the dotted path to it."""
 
 
 class BuildError(IndexerError):

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.shard_groups import Shards
+from scannery.indexer.spec.model import Since
 from scannery.indexer.spec.model_reference import stored_reference
 from scannery.indexer.spec.spec import MAX_SHARDS, IndexSpec
 from scannery.runtime.search_modes import Mode
@@ -54,6 +55,9 @@ _MAX_DIMENSIONS = 1 << 20
 
 _SEAL = b',\n  "sha256": "'
 """Last key of a manifest: the SHA-256 of all bytes before it. Manifests of the first releases have none."""
+
+_PROMOTE, _MIGRATE = "`scannery model promote`", "`scannery index migrate`"
+"""What sets keys of a manifest that earlier releases ignore, and lose when they write the next version."""
 
 _UNKNOWN = frozenset({"extra_forbidden", "literal_error"})
 """Types of errors in the spec of a later release: an unknown key, or an unknown value of a known key."""
@@ -524,15 +528,15 @@ class Manifest(_Record):
     """Default weights of hybrid search; None: not measured, both rankings count the same."""
     relevance: Relevance | None = None
     """Curves of the relevance of hits; None: not measured."""
-    ranker: Ranker | None = None
+    ranker: Annotated[Ranker | None, Since(3, _PROMOTE)] = None
     """Learned order of hybrid hits; None: that of the fused scores."""
-    model: str | None = None
+    model: Annotated[str | None, Since(3, _PROMOTE)] = None
     """Version of the model that was promoted last, `NAME@N`, to the order of hits or to the encoding of queries."""
-    former: tuple[SearchState, ...] = ()
+    former: Annotated[tuple[SearchState, ...], Since(3, _PROMOTE)] = ()
     """States of searches before promotions, the latest one last: what a rollback goes back to."""
-    mirror: Mirror | None = None
+    mirror: Annotated[Mirror | None, Since(3, _MIGRATE)] = None
     """The index that this one follows; None: it takes writes of its own."""
-    switches: _Count = 0
+    switches: Annotated[_Count, Since(3, _MIGRATE)] = 0
     """Number of times that the content of the index was exchanged with that of a mirror."""
     statistics: dict[str, Any] = {}
     """Counts and measurements of the build."""

@@ -12,6 +12,7 @@ from scannery.indexer.manifest import Manifest, VectorsInfo
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.creation import with_analyser
+from scannery.indexer.versions.levels import check_keys, level_of
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.planning.build_plan import shards_of, vectors_of, with_compounds
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
@@ -84,7 +85,9 @@ def new_job(
     An index keeps its analyser version unless the spec names another. Without `queries`, the job keeps the parent's
     tuning queries if they were encoded by the same encoder.
     """
-    spec = with_analyser(spec, parent.spec if parent is not None and mode == "upsert" else None)
+    level = level_of(store)
+    check_keys(level, spec, parent)  # not after hours of work, when it is published
+    spec = with_analyser(spec, parent.spec if parent is not None and mode == "upsert" else None, level=level)
     parent_queries = None if parent is None else queries_of(parent)
     if queries is None and parent is not None and _same_space(vectors[""], parent.vectors[""]):
         queries = parent_queries

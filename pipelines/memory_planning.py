@@ -31,6 +31,7 @@ from scannery.indexer.segment.build import build_segment
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.versions.creation import with_analyser
+from scannery.indexer.versions.levels import LEVEL
 from scannery.pipelines.errors import ModeError
 from scannery.pipelines.planning.build_plan import auto_shards, cut_input, vectors_of, with_headings
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder, planned_encoders, recipe_of
@@ -147,7 +148,7 @@ def plan_memory(
         raise ModeError(f"workers must be at least 1, got {workers}", field="workers")
     if rows is None and not inputs:
         raise ModeError("a plan needs a number of rows, or inputs", field="rows")
-    spec = with_analyser(spec if isinstance(spec, IndexSpec) else parse_spec(spec), None)
+    spec = with_analyser(spec if isinstance(spec, IndexSpec) else parse_spec(spec), None, level=LEVEL)
     encoders = planned_encoders(spec, store)
     if inputs:
         parts, spec = _parts(spec, inputs)

@@ -75,6 +75,7 @@ ELSEWHERE = {
     "docs/operations/proxies.md": "tests/serving/transport/test_proxies.py starts the proxies with its text",
     "docs/embedding.md": "needs a TPU and models that are not installed",
     "docs/podcasts.md": "needs transcripts that are not in the repository",
+    "docs/operations/upgrading.md": "needs former releases; tests/releases runs their code, and the command",
     "docs/operations/dataflow.md": "needs a cloud; tests/pipelines/execution makes the job without submitting it",
     "docs/operations/flink.md": "needs a cluster",
     "docs/operations/spark.md": "needs a cluster",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import (
@@ -20,16 +22,49 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-__all__ = ["INDEX_NAME", "FieldSpecModel", "SpecModel", "mapping_like"]
+__all__ = ["INDEX_NAME", "FieldSpecModel", "Since", "SpecModel", "later_keys", "mapping_like"]
 
 INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """Names of indexes, and of models in a store: they become folder names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Annotation of a key that was added later: it is not written where it has its default."""
+
+    level: int
+    """Level of stores in which the key may be used (indexer/versions/levels.py)."""
+    feature: str = ""
+    """What sets the key, if users do not; messages name it in place of the key."""
+
+
+@functools.cache
+def later_keys(model: type[BaseModel]) -> Mapping[str, Since]:
+    """Return the keys of a model that were added later."""
+    marks = ((name, mark) for name, field in model.model_fields.items() for mark in field.metadata)
+    return {name: mark for name, mark in marks if isinstance(mark, Since)}
 
 
 class SpecModel(BaseModel):
     """A mapping of the spec: unknown keys and values of another type are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return self._as_earlier(handler(self))
+
+    def _as_earlier(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return serialized fields without later keys that have their defaults.
+
+        Releases that do not know a key refuse it; and names of finished work are hashes of what is written.
+        """
+        later, model = later_keys(type(self)), type(self).model_fields
+        return {
+            name: value
+            for name, value in fields.items()
+            if name not in later or getattr(self, name) != model[name].default
+        }
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -51,7 +86,7 @@ class FieldSpecModel(SpecModel):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = {key: value for key, value in handler(self).items() if value is not None}
+        fields = {key: value for key, value in self._as_earlier(handler(self)).items() if value is not None}
         return {"from" if key == "path" else key: value for key, value in fields.items()}
 
 

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from scannery.indexer.spec.model import FieldSpecModel, SpecModel, mapping_like
+from scannery.indexer.spec.model import FieldSpecModel, Since, SpecModel, mapping_like
 
 __all__ = [
     "GENERATED_ID",
@@ -94,7 +94,7 @@ class ChunkSpec(SpecModel):
     keeps its own choice; a new index cuts at headings if its input has Markdown, HTML, DOCX, EPUB or notebook files."""
 
     @model_serializer(mode="wrap")
-    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Absent means false where a spec is stored: the keys of earlier releases, and their hashes, stay the same.
         fields: dict[str, Any] = handler(self)
         return fields if self.headings else {k: v for k, v in fields.items() if k != "headings"}
@@ -143,7 +143,7 @@ class CsvSpec(SpecModel):
     quote: str | None = None
     """The character around cells that have delimiters or line breaks in them, or `none`. Default: `"`."""
 
-    escape: str | None = None
+    escape: Annotated[str | None, Since(1)] = None
     r"""The character that takes the meaning from the one behind it, such as the `\` of MySQL and PostgreSQL, or `none`:
     then `\"` is a quote, `\n` a line break, and a cell with `\N` has no value. Default: `\` in files that can only be
     read so."""
@@ -186,12 +186,6 @@ class CsvSpec(SpecModel):
                 raise ValueError(f"`escape` and `{name}` must differ, got {mark!r} for both")
         return self
 
-    @model_serializer(mode="wrap")
-    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Without a key that earlier releases do not know, unless it is used: so finished work keeps its keys.
-        fields: dict[str, Any] = handler(self)
-        return {key: value for key, value in fields.items() if key != "escape" or value is not None}
-
 
 def _text(value: object) -> object:
     # Before pydantic tries the union: its own errors list both branches.
@@ -226,7 +220,7 @@ class SourceSpec(SpecModel):
     two have fixed field names, so no other key of `source` is needed. `feed`: RSS or Atom, whatever the ending; `text`
     and `title` need not be set."""
 
-    fetch: Annotated[list[Annotated[str, Field(pattern=_HOST)]], Field(max_length=256)] = []  # noqa: RUF012
+    fetch: Annotated[list[Annotated[str, Field(pattern=_HOST)]], Field(max_length=256), Since(1)] = []  # noqa: RUF012
     """Hosts that transcripts of a feed may be fetched from over http(s), such as `example.com` or `example.com:8080`;
     default: none."""
 
@@ -235,7 +229,7 @@ class SourceSpec(SpecModel):
     can be a name, a path to a nested field (`meta.id`), or a template of several (`{show}-{number}`); a name wins.
     Without such a field, `{from: row}` or `{from: content}`."""
 
-    generated_id: GeneratedId | None = None
+    generated_id: Annotated[GeneratedId | None, Since(1)] = None
     """What ids are made from. Not a key of its own: written as `id`."""
 
     text: Annotated[str | list[str] | None, BeforeValidator(_text)] = None
@@ -245,7 +239,7 @@ class SourceSpec(SpecModel):
     title: str | None = None
     """Field with a title; it is embedded in front of each passage and returned with it."""
 
-    text_format: Literal["plain", "html"] | None = None
+    text_format: Annotated[Literal["plain", "html"] | None, Since(1)] = None
     """How texts and titles of records are written. `html`: tags and entities are read, and texts become Markdown;
     texts without any stay as they are. `plain`: as they are. Default: `plain`; `scannery spec init` and `spec check`
     tell if texts have HTML. Files of HTML and feeds need no key."""
@@ -270,20 +264,22 @@ class SourceSpec(SpecModel):
     chunk: Annotated[ChunkSpec | None, mapping_like(lambda _: "{max_tokens: 128, overlap_tokens: 16}")] = None
     """How to cut the text into passages; None: a record is one datapoint."""
 
-    records: Annotated[str, Field(min_length=1)] | None = None
+    records: Annotated[Annotated[str, Field(min_length=1)] | None, Since(1)] = None
     """Field with the list of records in `.json` files that hold one object, or a path to it (`data.items`)."""
 
-    max_errors: Annotated[str | int | float | None, BeforeValidator(check_limit)] = None
+    max_errors: Annotated[str | int | float | None, BeforeValidator(check_limit), Since(1)] = None
     """Most records that may be refused: a number, or a share such as `1%`. A build that refuses more makes no version;
     one that keeps the limit is a full success. Default: a version is made of the good records, and `scannery build`
     ends with code 7 if any was refused."""
 
-    encoding: Encoding | None = None
+    encoding: Annotated[Encoding | None, Since(1)] = None
     """How the characters of text, Markdown, HTML, JSON, CSV and TSV are written: `windows-1252`, `shift_jis`, or
     another encoding of Python's. A byte order mark of UTF-16 or UTF-32 wins. Default: found in each file, by its
     letters if it is not UTF-8."""
 
-    csv: Annotated[CsvSpec | None, mapping_like(lambda _: "{delimiter: ';', encoding: latin-1}")] = None
+    csv: Annotated[
+        CsvSpec | None, mapping_like(lambda _: "{delimiter: ';', encoding: latin-1}"), Since(1)
+    ] = None
     """How CSV and TSV are written, where it is not to be found from the file."""
 
     @property
@@ -340,13 +336,7 @@ class SourceSpec(SpecModel):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Without the keys that earlier releases do not know: specs that do not use them stay readable there, and keep
-        # the keys of finished work, which are hashes of this.
-        fields: dict[str, Any] = handler(self)
-        new = ("records", "csv", "encoding", "fetch", "max_errors", "text_format", "generated_id")
-        fields = {
-            key: value for key, value in fields.items() if key not in new or value not in (None, (), [])
-        }
+        fields = self._as_earlier(handler(self))
         if (generated := fields.pop("generated_id", None)) is not None:
             fields["id"] = generated
         return fields

@@ -30,7 +30,7 @@ from scannery.indexer.spec.attribute_spec import (
     CheckedType,
     check_attribute_name,
 )
-from scannery.indexer.spec.model import INDEX_NAME, SpecModel, mapping_like
+from scannery.indexer.spec.model import INDEX_NAME, Since, SpecModel, mapping_like
 from scannery.indexer.spec.source_spec import ChunkSpec, CsvSpec, SourceFormat, SourceSpec
 from scannery.indexer.spec.vector_spec import (
     Distance,
@@ -129,26 +129,17 @@ class SearchSpec(SpecModel):
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     """Hybrid search: weight of the dense ranking, the lexical ranking has the rest; default: measured by the build."""
 
-    typos: bool = True
+    typos: Annotated[bool, Since(2)] = True
     """Whether a word that no text has stands for words that differ from it by one letter, from eight letters on by
     two."""
 
-    synonyms: Annotated[list[SynonymRule], Field(max_length=10_000)] = []  # noqa: RUF012
+    synonyms: Annotated[list[SynonymRule], Field(max_length=10_000), Since(2)] = []  # noqa: RUF012
     """Rules by which words also find other words: `tv, television` in both directions, `nyc, big apple => new york`
     from left to right."""
 
-    ranking: Annotated[dict[RankingName, RankingText], Field(max_length=64)] = {}  # noqa: RUF012
+    ranking: Annotated[dict[RankingName, RankingText], Field(max_length=64), Since(3)] = {}  # noqa: RUF012
     """Ranking expressions by name, for searches that ask for one: a text like `score + 0.2 * decay(published, '90d')`,
     or a list of boosts."""
-
-    @model_serializer(mode="wrap")
-    def _without_new_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Earlier releases refuse these keys; a spec that does not use them is written as they read it.
-        fields: dict[str, Any] = handler(self)
-        for name in ("typos", "synonyms", "ranking"):
-            if getattr(self, name) == SearchSpec.model_fields[name].default:
-                fields.pop(name, None)
-        return fields
 
 
 class ScannSpec(SpecModel):
@@ -210,7 +201,7 @@ class LiveSpec(SpecModel):
     gc_min_age_s: Annotated[float, Field(ge=0)] = 72 * 3600.0
     """Least age in seconds of versions and files that are removed: how far back a rollback can go."""
 
-    foreign_vectors: Literal["flag", "refuse", "allow"] = "flag"
+    foreign_vectors: Annotated[Literal["flag", "refuse", "allow"], Since(3)] = "flag"
     """What becomes of a written batch whose vectors do not look like those of the index, and whose model the caller has
     not named: `flag` writes it, with a warning, `refuse` refuses it, `allow` does not compare."""
 
@@ -221,14 +212,6 @@ class LiveSpec(SpecModel):
             if maximum < seal:
                 raise ValueError(f"max_{name} must be at least seal_{name} ({seal}), got {maximum}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _as_earlier(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Earlier releases refuse the key; a spec that does not use it is written as they read it.
-        fields: dict[str, Any] = handler(self)
-        if self.foreign_vectors == "flag":
-            fields.pop("foreign_vectors", None)
-        return fields
 
 
 Language = Literal[
@@ -267,13 +250,13 @@ class LexicalSpec(SpecModel):
     analyser: Literal[1, 2, 3, 4] | None = None
     """Version of the analyser. Default: an index keeps its version, a new one gets the newest."""
 
-    compounds: Compounds = None
+    compounds: Annotated[Compounds, Since(1)] = None
     """Whether compounds are also found by their parts. `true`: parts are words that occur by themselves, learned from
     the input by the first build and by each full build; the path of a text file: also the words of this dictionary; a
     list: these words, frequent ones first; `false`: compounds are not split. Default: `true` for `language: german`.
     Updates keep the words of the index, unless the spec has `false` or a list."""
 
-    scope: Literal["passage", "document"] | None = None
+    scope: Annotated[Literal["passage", "document"] | None, Since(2)] = None
     """Words that a passage is scored by: `passage`, its own; `document`, also those of its whole document, half and
     half. Default: updates keep the scope of the index; a new index, and a full build, get `document` with
     `source.chunk` or `source.document_id`. A build changes it without analysing a text again."""
@@ -339,7 +322,7 @@ class IndexSpec(SpecModel):
     index: str
     """Name: lower-case letters, digits, `-` and `_`, at most 63."""
 
-    vectors: Literal["required", "optional"] = "required"
+    vectors: Annotated[Literal["required", "optional"], Since(1)] = "required"
     """Whether a datapoint must have a vector, or a text to encode; one without is found by filter, by words and by
     sparse vectors only. With `optional`, an index may have no vectors at all: it needs neither `encoder` nor
     `source.vector` then."""
@@ -351,7 +334,7 @@ class IndexSpec(SpecModel):
     """Required unless the source has vectors, or `vectors: optional`. Where the source has vectors, it encodes text
     queries."""
 
-    vector_model: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
+    vector_model: Annotated[str | None, Field(min_length=1, max_length=1000), Since(3)] = None
     """Model of the vectors that the source and callers give: its name, its digest, or the first digits of that. Vectors
     that are declared to be of another model are refused. Default: the model of `encoder`, if there is one."""
 
@@ -368,10 +351,10 @@ class IndexSpec(SpecModel):
     attribute_specs: dict[str, AttributeSpec] = {}  # noqa: RUF012 -- pydantic copies defaults
     """Those attributes that are written as a mapping. Not a key of its own: written below `attributes`."""
 
-    dynamic: bool = False
+    dynamic: Annotated[bool, Since(1)] = False
     """Whether datapoints may have attributes that are not declared, of any type in each row; all can be filtered by."""
 
-    named_vectors: NamedVectorSpecs = {}  # noqa: RUF012 -- pydantic copies defaults
+    named_vectors: Annotated[NamedVectorSpecs, Since(1)] = {}  # noqa: RUF012 -- pydantic copies defaults
     """Further dense vectors of a datapoint, by name: each has its own dimensions, distance and encoder, is searched by
     its name, and can be fused with others. A datapoint may lack any of them. Without `encoder` and `source.vector`,
     they are the only vectors."""
@@ -386,7 +369,7 @@ class IndexSpec(SpecModel):
     target_recall: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
     """Share of the true nearest neighbours that a default search finds, on average."""
 
-    search: SearchSpec = SearchSpec()
+    search: Annotated[SearchSpec, Since(1)] = SearchSpec()
     """Defaults of searches: mode and fusion."""
 
     scann: ScannSpec = ScannSpec()
@@ -489,17 +472,11 @@ class IndexSpec(SpecModel):
         return {**data, "attributes": types, "attribute_specs": specs}
 
     @model_serializer(mode="wrap")
-    def _together(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = self._as_earlier(handler(self))
         specs = fields.pop("attribute_specs", {})
         if specs and "attributes" in fields:
             fields["attributes"] = {**fields["attributes"], **specs}
-        # Earlier releases refuse these keys; a spec that does not use them is written as they read it.
-        if self.search == SearchSpec():
-            fields.pop("search", None)
-        for name in ("dynamic", "vectors", "named_vectors", "vector_model"):
-            if getattr(self, name) == type(self).model_fields[name].default:
-                fields.pop(name, None)
         return fields
 
     @field_serializer("lexical", mode="wrap")
@@ -510,9 +487,6 @@ class IndexSpec(SpecModel):
         if value is None or value == LexicalSpec():
             return value is not None
         fields: dict[str, Any] = handler(value)
-        for name in ("compounds", "scope"):  # keys that earlier releases refuse
-            if getattr(value, name) == LexicalSpec.model_fields[name].default:
-                fields.pop(name, None)
         return fields
 
     @model_validator(mode="after")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from scannery.indexer.spec.model import FieldSpecModel, SpecModel, mapping_like
+from scannery.indexer.spec.model import FieldSpecModel, Since, SpecModel, mapping_like
 from scannery.indexer.spec.model_reference import ModelName
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class EncoderSpec(SpecModel):
     """A sentence-transformers model: a name, a local folder, or `store:NAME@N` from the store of the index. Never runs
     remote code."""
 
-    query_model: ModelName | None = None
+    query_model: Annotated[ModelName | None, Since(3)] = None
     """A model for queries alone, with as many dimensions, trained to find the vectors of `model`, which encodes
     everything else. No stored vector depends on it, so it can be changed at any time. Default: the one that
     was promoted, else `model`."""
@@ -82,14 +82,6 @@ class EncoderSpec(SpecModel):
     def sides(self) -> tuple[EncoderSpec, ...]:
         """The encoder of documents, and that of queries if it is another one."""
         return (self,) if self.query_model is None else (self.documents, self.queries)
-
-    @model_serializer(mode="wrap")
-    def _without_new_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Earlier releases refuse the key; a spec that does not use it is written as they read it.
-        fields: dict[str, Any] = handler(self)
-        if self.query_model is None:
-            fields.pop("query_model", None)
-        return fields
 
 
 class _QuerySideSpec(EncoderSpec):

@@ -22,11 +22,13 @@ from scannery.indexer.manifest import (
     stored_vectors,
     vectors_key,
 )
+from scannery.indexer.spec.model import later_keys
 from scannery.indexer.spec.spec import EncoderSpec, IndexSpec, LexicalSpec, NamedVectorSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.versions.declared_models import spec_problem
+from scannery.indexer.versions.levels import level_of
 from scannery.indexer.versions.versions import check_no_alias, commit, latest_version, read_manifest
 
 __all__ = [
@@ -68,7 +70,7 @@ def create_index(
         index=spec.index,
         version=1,
         created_at=datetime.now(timezone.utc),
-        spec=with_analyser(spec, None),
+        spec=with_analyser(spec, None, level=level_of(store)),
         **stored_vectors(vectors),
         shards=1 if spec.shards == "auto" else spec.shards,
         segments=(),
@@ -103,11 +105,11 @@ def without_query_model(spec: IndexSpec, name: str) -> dict[str, Any] | None:
     raise InvalidSpecError(f"{field}: its fingerprint is required", field=field)
 
 
-def with_analyser(spec: IndexSpec, parent: IndexSpec | None) -> IndexSpec:
+def with_analyser(spec: IndexSpec, parent: IndexSpec | None, *, level: int) -> IndexSpec:
     """Return the spec with the analyser of the index before, where it leaves that open; a new index gets the newest.
 
     The words that compounds are split into are kept likewise, unless the spec has a list of its own or `false`, and so
-    is the scope: a new index whose documents may have several rows counts their words.
+    is the scope: a new index whose documents may have several rows counts their words, if a store of this level may.
     """
     if spec.lexical is None:
         return spec
@@ -116,7 +118,8 @@ def with_analyser(spec: IndexSpec, parent: IndexSpec | None) -> IndexSpec:
         update["analyser"] = old.analyser if old else ANALYSER_VERSION
     if spec.lexical.scope is None:
         has_passages = spec.source.chunk is not None or spec.source.document_id is not None
-        update["scope"] = old.scope if old else ("document" if has_passages else None)
+        counts_documents = has_passages and level >= later_keys(LexicalSpec)["scope"].level
+        update["scope"] = old.scope if old else ("document" if counts_documents else None)
     if old and keeps_compounds(spec.lexical, old):
         update["compounds"] = old.compounds
     return spec.model_copy(update={"lexical": spec.lexical.model_copy(update=update)})

@@ -19,6 +19,7 @@ from scannery.indexer.spec.model import INDEX_NAME
 from scannery.indexer.store.folder_backend import sync_folder
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.versions.leases import read_leases
+from scannery.indexer.versions.levels import level_of
 from scannery.indexer.versions.versions import is_dropped, list_versions, no_such_index, tombstone_key
 
 __all__ = ["DropReport", "drop_index"]
@@ -58,8 +59,10 @@ def drop_index(
     Raises:
         NotFoundError: the store has nothing of this name.
         InUseError: a server has it open, a build is running, or another process is removing it.
+        FormatError: the store is of a later release.
 
     """
+    level_of(store)
     is_name = INDEX_NAME.fullmatch(index) is not None
     if not is_name or not store.list(index):
         if is_name:  # a writer whose folder a drop removed may have left an empty one

@@ -27,6 +27,7 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.model import INDEX_NAME
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.versions.leases import LIFETIME, read_leases, removing
+from scannery.indexer.versions.levels import level_of
 from scannery.indexer.versions.versions import (
     is_dropped,
     list_versions,
@@ -98,10 +99,12 @@ def collect_garbage(
         ValueError: `keep` is below 1.
         NotFoundError: no such index, and no remnants of a failed build of one.
         CorruptError: the manifest of a kept version cannot be read; nothing was removed.
+        FormatError: the store is of a later release.
 
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
+    level_of(store)
     if not list_versions(store, index) and (not _has_remnants(store, index) or is_dropped(store, index)):
         raise NotFoundError(no_such_index(store, index), field="index")
     before = datetime.now(timezone.utc) - min_age

@@ -29,6 +29,7 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.model import INDEX_NAME
 from scannery.indexer.store.object_store import JsonObject, Store
 from scannery.indexer.versions.leases import WorkLease, wait_for_removals, working
+from scannery.indexer.versions.levels import check_keys, level_of, raise_level
 
 __all__ = [
     "ALIASES_KEY",
@@ -85,9 +86,10 @@ def change_aliases(store: Store, change: Callable[[Aliases], Aliases]) -> Aliase
 
     Raises:
         AlreadyExistsError: in each attempt, another process changed them meanwhile.
-        CorruptError, FormatError, StoreError: as `read_aliases`.
+        CorruptError, FormatError, StoreError: as `read_aliases`; the store is of a later release.
 
     """
+    level_of(store)
     before, _ = _object(store).change(lambda aliases: dict(change(aliases)))
     return before
 
@@ -233,6 +235,8 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
         ReplacedError: another index has replaced the one that the manifest was made for.
         InUseError: the index was dropped, and its files are being removed.
         StoreError: garbage collection is removing a file that the manifest names.
+        LevelError: it begins to use a key above the level of the store.
+        FormatError: the store is of a later release.
 
     """
     files = _files(manifest)
@@ -260,7 +264,7 @@ def commit_copy(store: Store, manifest: Manifest, lease: WorkLease) -> None:
 
     Raises:
         AlreadyExistsError: the store has an index or an alias of this name; nothing was changed.
-        MissingFileError, InUseError, StoreError: as `commit`.
+        MissingFileError, InUseError, StoreError, LevelError, FormatError: as `commit`.
 
     """
     files = _files(manifest)
@@ -268,6 +272,7 @@ def commit_copy(store: Store, manifest: Manifest, lease: WorkLease) -> None:
 
     def checked() -> Manifest:
         check_absent(store, manifest.index)
+        check_keys(raise_level(store), manifest, None)
         wait_for_removals(store, manifest.index, files)
         _check_files(store, files, existing=())
         return manifest
@@ -384,6 +389,7 @@ def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) 
         check_no_alias(store, manifest.index)
     wait_for_removals(store, manifest.index, files)
     published, parent = _next(store, manifest)
+    check_keys(raise_level(store), published, parent)
     _check_files(store, files, existing=set() if parent is None else _files(parent).keys())
     return published
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scannery.indexer import AlreadyExistsError, CorruptError, Manifest, Store, commit, read_manifest
 from scannery.indexer.store.changes import Changes, FolderChanges, NoChanges
+from scannery.indexer.versions.levels import level_of
 from scannery.live.log.files import (
     DRAFT_FILE,
     LOG_FILE,
@@ -123,6 +124,7 @@ class LogPlace:
         if self._path is None:
             raise ReadOnlyError(f"index {self._index!r} has no folder for a log (--log)")
         new_log = None
+        level_of(self._store)
         check_current(self._store, self._index, manifest)
         if log is None:
             self.check(None, manifest)

@@ -1,5 +1,7 @@
 """Write the golden index of the current format version, or of a feature: `python -m tests.tools.make_golden [named]`.
 
+`python -m tests.tools.make_golden level 2` writes the golden store of the last release of a level, by its code.
+
 Run it once per format version or feature, before its first release. What is committed is never written again: it stands
 for the indexes that people have.
 """
@@ -18,6 +20,8 @@ import numpy as np
 from scannery.indexer import SegmentCache, Store, open_index, parse_spec, vector_column, vectors_array
 from scannery.indexer.manifest import FORMAT_VERSION
 from tests.data import ROOT, clustered, datapoints, publish
+from tests.releases.former import GOLDEN as RELEASES
+from tests.releases.former import Written, release_of
 
 GOLDEN = ROOT / "tests" / "indexer" / "golden"
 SPEC = {
@@ -87,5 +91,40 @@ def named_main() -> None:
         publish(Store.open(folder, create=True), spec, table, Path(place))
 
 
+def level_main(level: int) -> None:
+    """Keep a store that the last release of a level made, what is in it, and the keys that the release knows."""
+    golden = Written("golden")
+    with tempfile.TemporaryDirectory() as parent:
+        store = Path(parent) / "store"
+        *_, rows, keys = release_of(level, Path(parent)).take(
+            store,
+            ["create", "golden", Written.SPEC],
+            golden.upsert(range(12), 0),
+            golden.delete(3),
+            ["alias", "live", "golden"],
+            golden.run("seal"),
+            golden.upsert(range(6, 9), 1),
+            golden.delete(0),
+            golden.rows,
+            ["keys"],
+        )
+        assert rows == golden.expected
+        registration = store / "golden" / "log.json"
+        content = {**json.loads(registration.read_text()), "host": "golden"}
+        registration.write_text(json.dumps(content, indent=2) + "\n")
+        folder = RELEASES / f"level-{level}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        shutil.make_archive(str(folder / "store"), "xztar", parent, "store", owner="root", group="root")
+    (folder / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (folder / "keys.txt").write_text("\n".join(keys) + "\n")
+
+
 if __name__ == "__main__":
-    named_main() if sys.argv[1:] == ["named"] else main()
+    match sys.argv[1:]:
+        case ["level", number]:
+            level_main(int(number))
+        case ["named"]:
+            named_main()
+        case _:
+            main()

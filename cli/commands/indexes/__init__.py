@@ -1,1 +1,1 @@
-"""The commands of `scannery index`."""
+"""The commands of `scannery index`, and `scannery store`."""

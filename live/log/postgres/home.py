@@ -16,6 +16,7 @@ import psycopg
 from psycopg import errors
 
 from scannery.indexer import AlreadyExistsError, CorruptError, Manifest, Store, new_index_id
+from scannery.indexer.versions.levels import level_of
 from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
 from scannery.live.log.postgres.database import Database, create_schema
@@ -141,6 +142,7 @@ class PostgresHome:
 
     def claim(self, log: MutationLog | None, manifest: Manifest) -> MutationLog:
         """Return the log to write to; see LogHome."""
+        level_of(self._store)
         check_current(self._store, self._index, manifest)
         new_log = None
         if log is None:

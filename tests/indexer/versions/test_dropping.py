@@ -27,6 +27,7 @@ from scannery.indexer.errors import MissingFileError, StoreError
 from scannery.indexer.store import folder_backend
 from scannery.indexer.versions.dropping import drop_index
 from scannery.indexer.versions.leases import working
+from scannery.indexer.versions.levels import LEVEL_KEY
 from scannery.indexer.versions.versions import is_dropped, manifest_key, segment_key
 from tests.data import ROOT, clustered, datapoints, publish
 from tests.indexer.test_maintenance import SPEC, publish_next, store
@@ -60,7 +61,7 @@ def test_a_dropped_index_leaves_nothing_and_its_name_is_free(store: Store, tmp_p
     report = drop_index(store, "t")
     assert (report.versions, report.files) == (2, 6)
     assert list_indexes(store) == ["other"]
-    assert [path.name for path in store.local_root.iterdir()] == ["other"]
+    assert sorted(path.name for path in store.local_root.iterdir()) == ["other", LEVEL_KEY]
     assert verify(store, "other").problems == ()
     with pytest.raises(NotFoundError, match="no index 't'"):
         drop_index(store, "t")
@@ -200,7 +201,7 @@ def test_drops_creates_and_commits_of_one_name_at_once_leave_a_whole_index_or_no
         assert not is_dropped(store, "t")
     with contextlib.suppress(NotFoundError):
         drop_index(store, "t", force=True)
-    assert list(tmp_path.joinpath("store").iterdir()) == []
+    assert [path.name for path in tmp_path.joinpath("store").iterdir()] == [LEVEL_KEY]
 
 
 @pytest.mark.parametrize("linked", [1, 2])
