@@ -6,7 +6,8 @@ A key that a former release does not know makes it refuse the version, or is los
 Each such key says the level since which it exists (`Since`, indexer/spec/model.py). Until an operator raises the level
 of a store (`scannery store upgrade`), no index begins to use keys of a higher one; an index keeps those that it has.
 
-A new store has the newest level: no release before this one has ever opened it. A store from before levels has level 1.
+A new store has the newest level: no release before this one has ever opened it. One that begins with a copy of an index
+has the level of the store of that. A store from before levels has level 1.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "LAST_RELEASES",
     "LEVEL",
     "LEVEL_KEY",
+    "begin_level",
     "check_keys",
     "keys_in_use",
     "keys_of",
@@ -53,17 +55,23 @@ def level_of(store: Store) -> int:
     return _level(store, _object(store).read())
 
 
-def raise_level(store: Store, level: int = 0) -> int:
-    """Raise the level of a store to `level` if it is lower, write it down, and return it. Raises as `level_of`.
+def begin_level(store: Store, first: int = LEVEL) -> int:
+    """Write the level of a store down where it is not, and return it; that of a new one is `first`.
 
-    A new store begins at `level`; 0: at LEVEL.
+    Raises as `level_of`.
     """
+    _, content = _object(store).change(lambda content: {**content, "level": _level(store, content, first)})
+    return int(content["level"])
 
-    def raised(content: Mapping[str, int]) -> dict[str, int]:
-        first = not content and level > 0 and _is_empty(store)
-        return {"level": level if first else max(level, _level(store, content))}
 
-    _, content = _object(store).change(raised)
+def raise_level(store: Store, level: int) -> int:
+    """Raise the level of a store to at least `level`, and return it; that of a new one is `level`.
+
+    Raises as `level_of`.
+    """
+    _, content = _object(store).change(
+        lambda content: {**content, "level": max(level, _level(store, content, level))}
+    )
     return int(content["level"])
 
 
@@ -102,20 +110,17 @@ def _object(store: Store) -> JsonObject:
     return JsonObject(store, LEVEL_KEY, "store", int)
 
 
-def _level(store: Store, content: Mapping[str, int]) -> int:
+def _level(store: Store, content: Mapping[str, int], first: int = LEVEL) -> int:
     level = content.get("level")
-    if level is None:  # indexes may be of any release
-        return LEVEL if _is_empty(store) else 1
+    if level is None:
+        has_indexes = any(store.list(f"{folder}/versions") for folder in store.folders())
+        return 1 if has_indexes else first  # indexes may be of any release
     if level > LEVEL:
         raise FormatError(
             f"the store has level {level}, and this release writes up to level {LEVEL}: it would lose what a later "
             "Scannery has written; upgrade it"
         )
     return level
-
-
-def _is_empty(store: Store) -> bool:
-    return not any(store.list(f"{folder}/versions") for folder in store.folders())
 
 
 def _path(prefix: str, name: str) -> str:

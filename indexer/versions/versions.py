@@ -29,7 +29,7 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.model import INDEX_NAME
 from scannery.indexer.store.object_store import JsonObject, Store
 from scannery.indexer.versions.leases import WorkLease, wait_for_removals, working
-from scannery.indexer.versions.levels import check_keys, level_of, raise_level
+from scannery.indexer.versions.levels import LEVEL, begin_level, check_keys, level_of
 
 __all__ = [
     "ALIASES_KEY",
@@ -252,7 +252,7 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
         )
 
 
-def commit_copy(store: Store, manifest: Manifest, lease: WorkLease) -> None:
+def commit_copy(store: Store, manifest: Manifest, lease: WorkLease, *, first_level: int = LEVEL) -> None:
     """Publish a version of another index, under its number, as the only version of an index that does not exist yet.
 
     The files that it names must be in the store.
@@ -261,6 +261,7 @@ def commit_copy(store: Store, manifest: Manifest, lease: WorkLease) -> None:
         store: of the copy.
         manifest: of the copy, as it will be published.
         lease: of the copy, from `claimed`.
+        first_level: level of a store that has no index yet.
 
     Raises:
         AlreadyExistsError: the store has an index or an alias of this name; nothing was changed.
@@ -272,7 +273,7 @@ def commit_copy(store: Store, manifest: Manifest, lease: WorkLease) -> None:
 
     def checked() -> Manifest:
         check_absent(store, manifest.index)
-        check_keys(raise_level(store), manifest, None)
+        check_keys(begin_level(store, first_level), manifest, None)
         wait_for_removals(store, manifest.index, files)
         _check_files(store, files, existing=())
         return manifest
@@ -389,7 +390,7 @@ def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) 
         check_no_alias(store, manifest.index)
     wait_for_removals(store, manifest.index, files)
     published, parent = _next(store, manifest)
-    check_keys(raise_level(store), published, parent)
+    check_keys(begin_level(store), published, parent)
     _check_files(store, files, existing=set() if parent is None else _files(parent).keys())
     return published
 

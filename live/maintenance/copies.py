@@ -39,6 +39,7 @@ from scannery.indexer.models.manifest import EncoderVersion
 from scannery.indexer.spec.model import INDEX_NAME
 from scannery.indexer.spec.model_reference import stored_references
 from scannery.indexer.versions.leases import WorkLease, claimed, working
+from scannery.indexer.versions.levels import level_of
 from scannery.indexer.versions.versions import check_absent, commit_copy, hold_current, hold_version
 from scannery.live.log.files import LOG_FILE
 from scannery.live.log.homes import checked_log, log_home
@@ -323,7 +324,7 @@ def _copied(origin: _Origin, copy: _Copy) -> CopyReport:
             if log.exists():
                 copy.place(log, fork, log_id)
                 size_bytes += log.stat().st_size
-            commit_copy(copy.store, fork, claim)
+            commit_copy(copy.store, fork, claim, first_level=level_of(origin.store))
         except BaseException:
             copy.take_back(fork, keys, log_id)
             raise

@@ -55,8 +55,9 @@ NOW = Release(ROOT)
 
 def run(source: Path, store: Path, steps: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """Take steps by the code in a folder; releases of one machine share a cache of segments."""
+    answers_file = store.parent / "answers.json"
     process = subprocess.run(
-        [sys.executable, str(STEPS), str(store)],
+        [sys.executable, str(STEPS), str(store), str(answers_file)],
         input=json.dumps(steps),
         capture_output=True,
         text=True,
@@ -67,7 +68,7 @@ def run(source: Path, store: Path, steps: Sequence[Sequence[Any]]) -> list[dict[
         | {"PYTHONPATH": str(source / "src"), "SCANNERY_CACHE_DIR": str(store.parent / "cache")},
     )
     assert process.returncode == 0, process.stderr[-4000:]
-    answers: list[dict[str, Any]] = json.loads(process.stdout.splitlines()[-1])
+    answers: list[dict[str, Any]] = json.loads(answers_file.read_text())
     return answers
 
 

@@ -1,16 +1,20 @@
-"""Takes steps on a store by the code of whatever release is on PYTHONPATH: `python steps.py STORE < steps.json`.
+"""Takes steps on a store by the code of whatever release is on PYTHONPATH: `python steps.py STORE ANSWERS < STEPS`.
 
 Only names that all releases have are imported, and nothing of the tests. A step is a list: the name of a function,
-and its arguments. The answer is the last line: for each step its value, or the text of its error.
+and its arguments. The file of answers has for each step its value, or the text of its error.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import sys
 import time
 import typing
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -127,10 +131,31 @@ STEPS: dict[str, Any] = {
 }
 
 
+@contextmanager
+def _client(store: str) -> Iterator[scannery.Client]:
+    """Give a client in this process, or where logs are elsewhere, one of a server in it."""
+    if not (log := os.environ.get("SCANNERY_LOG")):
+        with scannery.connect(store, create=True, timeout_s=120) as client:
+            yield client
+        return
+    from scannery.indexer import Store
+    from scannery.serving import Server, ServerConfig
+
+    Store.open(store, create=True)
+    # The environment names bridges that former releases do not have.
+    has_bridges = "bridges" in inspect.signature(ServerConfig).parameters
+    options: dict[str, Any] = {"bridges": "none"} if has_bridges else {}
+    with (
+        Server(ServerConfig(store=store, listen="127.0.0.1:0", log=log, **options)) as server,
+        scannery.connect(server.address, timeout_s=120) as client,
+    ):
+        yield client
+
+
 def take(store: str, steps: list[list[Any]]) -> list[dict[str, Any]]:
     """Take steps one after the other, and return what each returned or raised."""
     answers = []
-    with scannery.connect(store, create=True, timeout_s=120) as client:
+    with _client(store) as client:
         for name, *arguments in steps:
             try:
                 answers.append({"value": STEPS[name](store, client, *arguments)})
@@ -140,4 +165,4 @@ def take(store: str, steps: list[list[Any]]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(take(sys.argv[1], json.load(sys.stdin))))
+    Path(sys.argv[2]).write_text(json.dumps(take(sys.argv[1], json.load(sys.stdin))))

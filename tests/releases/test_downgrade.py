@@ -44,6 +44,7 @@ def test_writes_of_both_releases_outlast_upgrade_downgrade_and_upgrade(
     former, store = release_of(level, releases), tmp_path / "store"
     talks = Written("talks")
     keys = ("--file", str(tmp_path / "keys.json"))
+    copy, restored = str(tmp_path / "copy"), str(tmp_path / "restored")
     first = [
         ["create", "talks", Written.SPEC],
         talks.upsert(range(40), 0),
@@ -70,10 +71,12 @@ def test_writes_of_both_releases_outlast_upgrade_downgrade_and_upgrade(
         ["command", "keys", "create", "second", *keys],
         ["feedback", "talks", [1.0] * 8],
         ["branch", "talks", "trial"],
+        ["command", "index", "snapshot", "talks", *STORE, "--to", copy],
     ]
     trial = talks.branched("trial")
     take(NOW, store, *second, trial.upsert(range(98, 99), 2), holding=[talks, trial])
 
+    copied = len(talks.expected)
     third = [
         talks.upsert(range(30, 45), 4),
         talks.delete(50),
@@ -84,10 +87,13 @@ def test_writes_of_both_releases_outlast_upgrade_downgrade_and_upgrade(
         talks.run("gc"),
         trial.upsert(range(97, 98), 4),
         trial.run("seal"),
+        ["command", "index", "restore", "talks", "--from", copy, "--store", restored],
+        ["command", "count", "--index", "talks", "--store", restored],
         ["aliases"],
         ["command", "keys", "list", *keys],
     ]
-    *_, aliases, listed = take(former, store, *third, holding=[talks, trial])
+    *_, count, aliases, listed = take(former, store, *third, holding=[talks, trial])
+    assert int(count) == copied
     assert aliases == {"live": "talks", "other": "talks"}
     assert "first" in listed and "second" in listed
 
@@ -102,19 +108,29 @@ def test_writes_of_both_releases_outlast_upgrade_downgrade_and_upgrade(
     ]
     *_, hits = take(NOW, store, *fourth, holding=[talks, trial])
     assert hits == ["d65"]
-    assert level_of(Store.open(store)) == 1
+    assert level_of(Store.open(store)) == level_of(Store.open(copy)) == 1
     assert read_manifest(Store.open(store), "talks").spec.attributes.keys() >= {"language", "place"}
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("log", ["in the store", "in PostgreSQL"])
 @pytest.mark.parametrize("level", LAST_RELEASES)
-def test_random_writes_of_both_releases_in_six_turns(level: int, releases: Path, tmp_path: Path):
+def test_random_writes_of_both_releases_in_four_turns(
+    level: int,
+    log: str,
+    releases: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    if log == "in PostgreSQL":
+        monkeypatch.setenv("SCANNERY_LOG", request.getfixturevalue("postgres").new_database())
     former, store = release_of(level, releases), tmp_path / "store"
     talks, chosen = Written("talks"), random.Random(level)
     take(former, store, ["create", "talks", Written.SPEC], talks.upsert(range(1000), 0), holding=[talks])
-    for turn in range(1, 7):
+    for turn in range(1, 4):
         steps = []
-        for part in range(6):
+        for part in range(4):
             start = chosen.randrange(2000)
             steps.append(talks.upsert(range(start, start + chosen.randrange(1, 300)), 10 * turn + part))
             ids = chosen.sample(sorted(talks.expected), 50)
@@ -123,6 +139,7 @@ def test_random_writes_of_both_releases_in_six_turns(level: int, releases: Path,
                 steps.append(talks.run(task))
         take(NOW if turn % 2 else former, store, *steps, holding=[talks])
     NOW.take(store, talks.run("verify"))
+    assert (store / "talks" / "log" / "log.sqlite").exists() == (log == "in the store")
 
 
 @pytest.mark.long

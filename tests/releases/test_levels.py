@@ -38,6 +38,7 @@ from scannery.indexer.versions.levels import (
     raise_level,
 )
 from scannery.indexer.versions.versions import change_aliases
+from scannery.live.maintenance.copies import restore, snapshot
 from tests.releases.former import GOLDEN, Written
 from tests.releases.steps import keys, models_in, take
 
@@ -170,7 +171,7 @@ def test_a_store_of_a_later_release_is_read_and_not_written(store: Store):
         lambda: change_aliases(store, lambda aliases: {**aliases, "c": "a"}),
         lambda: collect_garbage(store, "a"),
         lambda: drop_index(store, "a", force=True),
-        lambda: raise_level(store),
+        lambda: raise_level(store, 1),
     ):
         with pytest.raises(FormatError, match=rf"has level {LEVEL + 1}, and this release writes up to"):
             write()
@@ -201,6 +202,17 @@ def test_upgrade_says_what_former_releases_cannot_open(store: Store):
     assert code == 0 and json.loads(text)["level"] == level_of(store) == LEVEL
     assert json.loads(text)["in_use_above"] == {"a": [], "b": ["search.ranking"]}
     assert upgrade(store)[0] == 0  # nothing to ask
+
+
+def test_a_copy_begins_a_store_at_the_level_of_its_origin(store: Store, tmp_path: Path):
+    begin(store, "a")
+    of_former_release(store, 2)
+    copy, newer = Store.open(tmp_path / "copy", create=True), Store.open(tmp_path / "newer", create=True)
+    snapshot(store, "a", copy)
+    assert level_of(copy) == 2
+    begin(newer, "b")
+    restore(copy, "a", newer)
+    assert level_of(newer) == LEVEL
 
 
 def test_a_new_store_can_begin_at_a_former_level(store: Store):

@@ -35,9 +35,14 @@ def _group() -> None:
 def upgrade(
     uri: Annotated[str, typer.Argument(metavar="STORE", help="Folder or bucket with the indexes.")],
     to: Annotated[
-        int,
-        typer.Option("--to", min=1, max=LEVEL, help="Level to raise it to, or to begin a new store with."),
-    ] = LEVEL,
+        int | None,
+        typer.Option(
+            "--to",
+            min=1,
+            max=LEVEL,
+            help="Level to raise it to, or to begin a new store with. Default: the newest.",
+        ),
+    ] = None,
     status: Annotated[bool, typer.Option("--status", help="Only print the level and what it means.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
@@ -47,18 +52,18 @@ def upgrade(
     Indexes may use the keys of a level from then on. A release that does not know a key refuses an index that uses it,
     or loses what it says with the next version. Nothing is converted, and there is no way back.
     """
-    store = Store.open(uri, create=not status)
+    store, target = Store.open(uri, create=to is not None and not status), to or LEVEL
     level = level_of(store)
-    added = {number: keys_of(number) for number in range(level + 1, (LEVEL if status else to) + 1)}
+    added = {number: keys_of(number) for number in range(level + 1, target + 1)}
     used = {name: _used_above(store, name, level) for name in list_indexes(store)}
     if not as_json:
         _print(level, added, used)
     if not status and (added or not used):
         if added and used and not yes:
             if not sys.stdin.isatty():
-                raise typer.BadParameter(f"the store has level {level}; --yes raises it to {to}")
-            typer.confirm(f"Raise the level from {level} to {to}? This cannot be undone", abort=True)
-        level = raise_level(store, to)
+                raise typer.BadParameter(f"the store has level {level}; --yes raises it to {target}")
+            typer.confirm(f"Raise the level from {level} to {target}? This cannot be undone", abort=True)
+        level = raise_level(store, target)
         if not as_json:
             typer.echo(f"The store has level {level} now.")
     if as_json:

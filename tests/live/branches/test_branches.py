@@ -275,9 +275,9 @@ def test_an_index_that_is_created_under_the_name_meanwhile_stays(
         put(client.index("live"), "y")
         commit = versions.commit_copy
 
-        def meanwhile(*arguments: Any) -> None:
+        def meanwhile(*arguments: Any, **options: Any) -> None:
             client.create_index("trial", dimensions=2)
-            commit(*arguments)
+            commit(*arguments, **options)
 
         if at == "before":
             files = copies._copy_files
