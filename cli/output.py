@@ -26,6 +26,7 @@ __all__ = [
     "hit_json",
     "hits_json",
     "json_text",
+    "map_text",
     "point_json",
     "print_explanation",
     "print_hits",
@@ -162,6 +163,14 @@ def print_hits(hits: Hits, min_relevance: float | None = None) -> None:
             typer.echo(f"{rank}. {score}{of_sides}  " + "\n   ".join(_lines(hit)))
 
 
+def map_text(source: str, target: str, overlap: float, ndcg: float | None, source_ndcg: float | None) -> str:
+    """Return from which model to which one a map of vectors leads, and its loss."""
+    text = f"from {source or 'callers'} onto {target or 'callers'}: keeps {overlap:.0%} of the ten nearest of a vector"
+    if ndcg is not None and source_ndcg is not None:
+        text += f"; nDCG@10 {ndcg:.3f}, without it {source_ndcg:.3f}"
+    return text
+
+
 def print_explanation(explanation: Explanation) -> None:
     """Print how a query was answered: a line per segment, then the times and the expected recall."""
     typer.echo("\nHow it was answered")
@@ -180,6 +189,9 @@ def print_explanation(explanation: Explanation) -> None:
             typer.echo(f"    {weight:+.3f} × {name}")
     for model in explanation.query_models:
         typer.echo(f"  a text is encoded by {model}")
+    for each in explanation.maps:
+        loss = map_text(each.from_model, each.to_model, each.overlap, each.ndcg, each.source_ndcg)
+        typer.echo(f"  the vector was mapped {loss}")
     for warning in explanation.warnings:
         typer.echo(f"  warning: {warning}")
     if explanation.phrases:

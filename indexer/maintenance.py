@@ -29,6 +29,7 @@ from scannery.indexer.tuning.settings_choice import (
     pick_settings,
     recall_by_score,
 )
+from scannery.indexer.vectors.vector_maps import read_map
 from scannery.indexer.versions.versions import (
     commit,
     list_versions,
@@ -283,6 +284,11 @@ def _open_all(
             continue
         entries.append(entry)
         segments.append(segment)
+    for vector_map in manifest.vector_maps:
+        try:
+            read_map(store, manifest.index, vector_map)
+        except IndexerError as error:
+            problems.append(error.message)
     if progress is not None:
         progress(manifest.size_bytes, manifest.size_bytes)
     return OpenIndex(manifest.model_copy(update={"segments": entries}), tuple(segments), tuple(alive))

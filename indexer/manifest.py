@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_serializer
 
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.shard_groups import Shards
@@ -30,12 +30,15 @@ __all__ = [
     "Manifest",
     "Mirror",
     "ModelCurve",
+    "NamedModel",
     "Ranker",
     "Recall",
     "Relevance",
     "RelevanceCurve",
     "SegmentEntry",
     "TriedConfig",
+    "VectorMap",
+    "VectorModel",
     "VectorsInfo",
     "documents_in",
     "logistic",
@@ -480,6 +483,65 @@ class Mirror(_Record):
     """Whether it has what the mirrored index had before their contents were exchanged."""
 
 
+class NamedModel(_Record):
+    """A model by what callers may name it."""
+
+    name: str
+    """Name as a spec has it."""
+    model: str = ""
+    """Name in the fingerprint; empty: it has none."""
+    digest: str = ""
+    """Digest of the fingerprint; empty: it has none."""
+
+
+class VectorModel(_Record):
+    """The model of the vectors on one side of a map."""
+
+    dimensions: Annotated[int, Field(ge=1, le=_MAX_DIMENSIONS)]
+    """Components of a vector."""
+    digest: str | None
+    """Digest of the encoder of documents; None: callers gave the vectors."""
+    models: tuple[NamedModel, ...]
+    """Encoder of documents and that of queries, or the model that the spec names for vectors of callers."""
+
+    @property
+    def name(self) -> str:
+        """Name of the first of its models; empty: nobody named it."""
+        return self.models[0].name if self.models else ""
+
+
+class VectorMap(_Record):
+    """A map from vectors of one model to those of another one, by which queries of the one search vectors of the other.
+
+    It is affine: a vector times all rows of its matrix but the last, which is added.
+    """
+
+    key: Annotated[str, Field(pattern=r"^maps/[0-9a-f]{64}\.npy$")]
+    """Object key relative to the index folder, of the matrix: float32 (dimensions of `source` + 1, of `target`)."""
+    size_bytes: _Count
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    vectors: str = ""
+    """Name of the vectors; empty: the unnamed ones."""
+    source: VectorModel
+    target: VectorModel
+    rows: Annotated[int, Field(ge=1)]
+    """Datapoints whose vectors of both models it was fitted to."""
+    held_out: Annotated[int, Field(ge=1)]
+    """Further datapoints that it was measured with."""
+    overlap: Annotated[float, Field(ge=0, le=1)]
+    """Share of the ten nearest of a held-out vector of `target` that its mapped vector of `source` has, too, among all
+    of these datapoints."""
+    ndcg: float | None = None
+    """nDCG@10 of judged queries with vectors of `source` that are mapped; None: not measured."""
+    source_ndcg: float | None = None
+    """nDCG@10 of the same queries where vectors of `source` search vectors of `source`."""
+
+    def is_onto(self, name: str, info: VectorsInfo) -> bool:
+        """Return whether it maps to the vectors of a name, of which this is known."""
+        digest = (info.encoder or {}).get("digest")
+        return (self.vectors, self.target.digest, self.target.dimensions) == (name, digest, info.dimensions)
+
+
 def _with_components(info: VectorsInfo) -> VectorsInfo:
     if not info.dimensions:
         raise ValueError("named vectors have components")
@@ -538,8 +600,17 @@ class Manifest(_Record):
     """The index that this one follows; None: it takes writes of its own."""
     switches: Annotated[_Count, Since(3, _MIGRATE)] = 0
     """Number of times that the content of the index was exchanged with that of a mirror."""
+    vector_maps: Annotated[tuple[VectorMap, ...], Since(3, _MIGRATE)] = ()
+    """Maps between the vectors of this index and those of its mirror, in both directions; the key is absent without."""
     statistics: dict[str, Any] = {}
     """Counts and measurements of the build."""
+
+    @model_serializer(mode="wrap")
+    def _absent_where_unused(self, handler: Callable[[Manifest], dict[str, Any]]) -> dict[str, Any]:
+        fields = handler(self)
+        if not self.vector_maps:
+            fields.pop("vector_maps", None)
+        return fields
 
     @property
     def rows(self) -> int:
@@ -547,9 +618,9 @@ class Manifest(_Record):
         return sum(segment.live_rows for segment in self.segments)
 
     @property
-    def files(self) -> tuple[SegmentEntry | DeletedRows, ...]:
-        """The files of all segments."""
-        return tuple(file for entry in self.segments for file in entry.files)
+    def files(self) -> tuple[SegmentEntry | DeletedRows | VectorMap, ...]:
+        """The files of all segments, and maps of vectors."""
+        return (*(file for entry in self.segments for file in entry.files), *self.vector_maps)
 
     @property
     def vectors(self) -> dict[str, VectorsInfo]:
@@ -661,7 +732,7 @@ class Manifest(_Record):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files of segments."""
+        """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def to_json(self) -> bytes:

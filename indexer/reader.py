@@ -5,7 +5,7 @@ Shapes: R rows, D dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +26,7 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW
+from scannery.indexer.vectors.vector_maps import read_map
 from scannery.indexer.versions.tombstones import read_live_mask
 from scannery.indexer.versions.versions import read_manifest
 
@@ -45,6 +46,8 @@ class OpenIndex:
     """Rows: for each segment the rows that are not deleted; None: all rows."""
     whole: Manifest | None = None
     """The published manifest, if `manifest` has the segments of some shards alone."""
+    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Matrices of `Manifest.vector_maps`, by key."""
     _spaces: dict[str, VectorSpace] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The vectors of each name that was searched: segments in memory make those of a name when they are first read."""
 
@@ -237,7 +240,12 @@ def open_manifest(
         alive_rows.get(entry.keys) or live_rows_of(store, index, entry, segment)
         for entry, segment in zip(manifest.segments, segments, strict=True)
     )
-    return OpenIndex(manifest, segments, alive, whole)
+    maps_before = reuse.maps if reuse else {}
+    maps = {
+        entry.key: maps_before[entry.key] if entry.key in maps_before else read_map(store, index, entry)
+        for entry in manifest.vector_maps
+    }
+    return OpenIndex(manifest, segments, alive, whole, maps)
 
 
 def _known_alive(index: OpenIndex) -> dict[tuple[str, ...], AllowedRows | None]:

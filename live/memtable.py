@@ -143,7 +143,7 @@ class LiveState:
         """Return version and runs as one index, for search."""
         segments = (*self.index.segments, *(run.segment for run in self.runs))
         alive = (*self.alive, *(run.alive for run in self.runs))
-        return OpenIndex(self.manifest, segments, alive, self.index.whole)
+        return OpenIndex(self.manifest, segments, alive, self.index.whole, self.index.maps)
 
 
 def begin(index: OpenIndex, shards: Shards | None = None) -> LiveState:

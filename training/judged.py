@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scannery.client import Index
+from scannery.client import Index, SearchOptions
 from scannery.client.request.queries import QueryLike
 from scannery.evaluation.judgements import Judgements, read_judgements, read_queries
 from scannery.evaluation.measures import MAIN_MEASURE, measured_values, parse_measures
@@ -124,12 +124,21 @@ def searched_gains(
     passages: bool,
     progress: Progress | None = None,
     mode: Mode | None = None,
+    vector_model: str | None = None,
+    map_vectors: bool = False,
 ) -> np.ndarray:
-    """Return nDCG@10 of the hits that an index returns for judged queries, float64 (Q,); `mode`: None, the default."""
+    """Return nDCG@10 of the hits that an index returns for judged queries, float64 (Q,); options as of a search."""
     groups = None if passages else 1
+    options: SearchOptions = {
+        "fields": [],
+        "max_per_group": groups,
+        "mode": mode,
+        "vector_model": vector_model,
+        "map_vectors": map_vectors,
+    }
     rankings = []
     for done, text in enumerate(texts.values(), 1):
-        hits = index.search(as_query(text), COMPARED_HITS, fields=[], max_per_group=groups, mode=mode)
+        hits = index.search(as_query(text), COMPARED_HITS, **options)
         rankings.append([hit.id if passages else hit.document_id for hit in hits])
         if progress is not None:
             progress(done, len(texts))

@@ -103,6 +103,13 @@ def search(
     ] = None,
     vectors: VectorsOption = None,
     vector_model: VectorModelOption = None,
+    map_vectors: Annotated[
+        bool,
+        typer.Option(
+            "--map-vectors",
+            help="Map the vector where the index has those of another model than --vector-model, at a loss.",
+        ),
+    ] = False,
     max_per_group: Annotated[
         list[str] | None,
         typer.Option(
@@ -195,6 +202,7 @@ def search(
         "explain": explain,
         "fields": fields or None,
         "vector_model": vector_model,
+        "map_vectors": map_vectors,
     }
     if vectors is not None:
         options["vectors"] = vector_choices(vectors)

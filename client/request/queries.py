@@ -236,6 +236,9 @@ class SearchOptions(TypedDict, total=False):
     vector_model: str | None
     """The model that made the vectors of the query: its name, its digest, or the first 8 digits of that or more
     (`scannery index show`). An error where the index has vectors of another model. Default: not known."""
+    map_vectors: bool
+    """Whether vectors of `vector_model` are mapped where the index has those of another model. The answer is worse, by
+    what `hits.explanation.maps` says; an error where the index has no map from that model."""
     return_vectors: bool
     """Also return the vectors, unnamed and named."""
     min_sequence: int
@@ -387,6 +390,7 @@ def build_options(
     fields: Sequence[str] | None = None,
     vectors: VectorChoices | bool = False,
     vector_model: str | None = None,
+    map_vectors: bool = False,
     return_vectors: bool = False,
     min_sequence: int = 0,
     allow_partial: bool = False,
@@ -420,6 +424,7 @@ def build_options(
         typos=None if typos is None else bool(typos),
         prefix=bool(prefix),
         vector_model=checked_model(vector_model),
+        map_vectors=bool(map_vectors),
     )
     _add_fusion(options, mode, alpha, fusion)
     _add_vectors(options, vectors)

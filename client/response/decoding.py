@@ -33,6 +33,7 @@ from scannery.client.response.results import (
     ScanPage,
     SegmentPlan,
     Snippet,
+    VectorMapping,
     new_point,
     put_message,
     undecoded,
@@ -315,6 +316,19 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
         query_models=tuple(message.query_models),
         warnings=tuple(message.warnings),
         strangeness=message.strangeness if message.HasField("strangeness") else None,
+        maps=tuple(map(_vector_mapping, message.maps)),
+    )
+
+
+def _vector_mapping(message: search_pb2.VectorMapping) -> VectorMapping:
+    return VectorMapping(
+        vectors=message.vectors,
+        from_model=message.from_model,
+        to_model=message.to_model,
+        rows=message.rows,
+        overlap=message.overlap,
+        ndcg=message.ndcg if message.HasField("ndcg") else None,
+        source_ndcg=message.source_ndcg if message.HasField("source_ndcg") else None,
     )
 
 

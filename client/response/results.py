@@ -266,6 +266,26 @@ class RankingPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VectorMapping:
+    """A map from vectors of another model to those of an index."""
+
+    vectors: str
+    """Name of the vectors of the index; empty: the unnamed ones."""
+    from_model: str
+    """Model of the vectors of queries."""
+    to_model: str
+    """Model of the vectors of the index; empty: it is not known."""
+    rows: int
+    """Datapoints with vectors of both models that the map was fitted to."""
+    overlap: float
+    """Share of the ten nearest of a vector that its mapped one has, too, 0 to 1."""
+    ndcg: float | None = None
+    """nDCG@10 of judged queries by mapped vectors; None: it was not measured."""
+    source_ndcg: float | None = None
+    """nDCG@10 of the same queries where vectors of `from_model` search vectors of `from_model`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """How a query was answered."""
 
@@ -302,6 +322,8 @@ class Explanation:
     strangeness: float | None = None
     """How unlike the vectors of the index that of the query is: about 1 as a vector in any direction, and as those of
     other models; below 0.5 like them. None: the query has no vector or several, or the index has too few to tell."""
+    maps: tuple[VectorMapping, ...] = ()
+    """Maps that vectors of the query passed, with `map_vectors`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,8 +254,10 @@ def calibrate_index(store: Store, searched: Manifest, relevance: Relevance) -> M
     return _published(store, searched.index, calibrated)
 
 
-def promote_index(store: Store, index: str, change: Callable[[Manifest], Manifest]) -> Manifest:
-    """Publish a version with another state of searches (`SearchState`), and return its manifest.
+def promote_index(
+    store: Store, index: str, change: Callable[[Manifest], Manifest], *, mode: str = "rank"
+) -> Manifest:
+    """Publish a version with another state of searches (`SearchState`), or other maps, and return its manifest.
 
     No stored vector, word or file is touched.
 
@@ -264,6 +266,7 @@ def promote_index(store: Store, index: str, change: Callable[[Manifest], Manifes
         index: name of the index.
         change: returns the current version with another state, or as it is; called again if another version was
             published meanwhile. Its errors end the call.
+        mode: what the statistics of the version call the change.
 
     Raises:
         NotFoundError, CorruptError, FormatError, AlreadyExistsError: as `alter_index`.
@@ -274,7 +277,7 @@ def promote_index(store: Store, index: str, change: Callable[[Manifest], Manifes
         manifest = change(parent)
         if manifest == parent:
             return parent
-        statistics = {"mode": "rank", "builds": parent.builds}
+        statistics = {"mode": mode, "builds": parent.builds}
         return manifest.model_copy(update={"parent": parent.version, "statistics": statistics})
 
     return _published(store, index, promoted)

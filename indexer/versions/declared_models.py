@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scannery.indexer.manifest import VectorsInfo
+from scannery.indexer.manifest import NamedModel, VectorsInfo
 from scannery.indexer.spec.spec import IndexSpec
 
-__all__ = ["MAX_MODEL_NAME", "declared_problem", "spec_problem"]
+__all__ = ["MAX_MODEL_NAME", "declared_problem", "is_declared", "models_of", "spec_problem"]
 
 MAX_MODEL_NAME = 1000
 """Characters of the name of a model."""
@@ -32,6 +32,14 @@ def declared_problem(
         of_queries: the vectors are of queries: they may be of either side of an encoder, whose vectors fit each other.
 
     """
+    models = models_of(spec, info, of_queries=of_queries)
+    if not models or is_declared(declared, models):
+        return None
+    return " and ".join(map(_described, models))
+
+
+def models_of(spec: IndexSpec, info: VectorsInfo, *, of_queries: bool) -> tuple[NamedModel, ...]:
+    """Return the models whose vectors an index has; arguments as of `declared_problem`. Empty: they are not known."""
     models: list[tuple[str | None, Mapping[str, Any] | None]] = []
     if spec.vector_model is not None:
         models.append((spec.vector_model, None))
@@ -40,9 +48,15 @@ def declared_problem(
         if of_queries:
             models.append((spec.encoder.query_model, info.query_encoder))
     named = [(name, fingerprint or {}) for name, fingerprint in models if name is not None]
-    if not named or any(_is_same(declared, name, fingerprint) for name, fingerprint in named):
-        return None
-    return " and ".join(_described(name, fingerprint) for name, fingerprint in named)
+    return tuple(
+        NamedModel(name=name, model=each.get("model", ""), digest=each.get("digest", ""))
+        for name, each in named
+    )
+
+
+def is_declared(declared: str, models: Iterable[NamedModel]) -> bool:
+    """Return whether a caller names one of some models."""
+    return any(_is_same(declared, model) for model in models)
 
 
 def spec_problem(spec: IndexSpec, info: VectorsInfo) -> str | None:
@@ -54,13 +68,14 @@ def spec_problem(spec: IndexSpec, info: VectorsInfo) -> str | None:
     return None if problem is None else f"is {spec.vector_model!r}, but the encoder is {problem}"
 
 
-def _is_same(declared: str, name: str, fingerprint: Mapping[str, Any]) -> bool:
-    digest: str = fingerprint.get("digest", "")
-    if _DIGEST.fullmatch(declared) and digest.startswith(declared):
+def _is_same(declared: str, model: NamedModel) -> bool:
+    if _DIGEST.fullmatch(declared) and model.digest.startswith(declared):
         return True
-    if _DIGEST.fullmatch(declared) and _DIGEST.fullmatch(name):  # `vector_model` may be a digest as well
-        return declared.startswith(name) or name.startswith(declared)
-    return any(_are_alike(declared, each) for each in (name, fingerprint.get("model", "")))
+    if _DIGEST.fullmatch(declared) and _DIGEST.fullmatch(
+        model.name
+    ):  # `vector_model` may be a digest as well
+        return declared.startswith(model.name) or model.name.startswith(declared)
+    return any(_are_alike(declared, each) for each in (model.name, model.model))
 
 
 def _are_alike(first: str, second: str) -> bool:
@@ -70,6 +85,5 @@ def _are_alike(first: str, second: str) -> bool:
     return first.rpartition("/")[2] == second.rpartition("/")[2]
 
 
-def _described(name: str, fingerprint: Mapping[str, Any]) -> str:
-    digest = fingerprint.get("digest")
-    return f"{name!r} (digest {digest[:12]})" if digest else repr(name)
+def _described(model: NamedModel) -> str:
+    return f"{model.name!r} (digest {model.digest[:12]})" if model.digest else repr(model.name)

@@ -248,7 +248,8 @@ class _Garbage:
         return f"{self._index}/embeddings/{name}"
 
     def _records(self) -> Iterator[StoredObject]:
-        yield from (item for item in self._old("queries") if item.key not in self._named)
+        for folder in ("queries", "maps"):
+            yield from (item for item in self._old(folder) if item.key not in self._named)
         yield from (item for item in self._unfinished("stage/units") if _stem(item) not in self._units)
         for folder in ("stage/builds", "dead-letters"):
             yield from (item for item in self._old(folder) if _stem(item) not in self._builds)
@@ -326,7 +327,7 @@ def _manifests(store: Store, index: str, without: Sequence[int]) -> list[Manifes
 
 
 def _named(index: str, manifests: Sequence[Manifest]) -> set[str]:
-    keys = {key for manifest in manifests for entry in manifest.segments for key in entry.keys}
+    keys = {file.key for manifest in manifests for file in manifest.files}
     keys |= {m.recall.given_queries for m in manifests if m.recall and m.recall.given_queries}
     return {segment_key(index, key) for key in keys}
 

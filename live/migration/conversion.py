@@ -95,6 +95,13 @@ class Conversion:
         """Whether texts are cut anew: rows are then converted by whole documents."""
         return self.source.spec.source.chunk != self.target.spec.source.chunk
 
+    @property
+    def uncut(self) -> Conversion:
+        """The same without other passages."""
+        source = self.target.spec.source.model_copy(update={"chunk": self.source.spec.source.chunk})
+        spec = self.target.spec.model_copy(update={"source": source})
+        return Conversion(self.source, self.target.model_copy(update={"spec": spec}), self.encoders)
+
     def mutations(self, mutations: Sequence[Mutation]) -> list[Mutation]:
         """Return what mutations of the source are in the target; raises as `rows`.
 

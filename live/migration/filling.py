@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from scannery.indexer import (
     Manifest,
@@ -25,12 +24,14 @@ from scannery.indexer import (
     Store,
     read_manifest,
 )
+from scannery.indexer.hashes import sorted_hashes
 from scannery.indexer.reader import open_manifest
 from scannery.live.log.location import LogRoot
 from scannery.live.log.records import encoder_digests
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.migration.conversion import Conversion
 from scannery.live.migration.errors import MigrationError
+from scannery.live.migration.mapping import SAMPLE_ROWS, publish_maps
 from scannery.live.migration.mirrors import keep_source
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema, whole_rows
@@ -99,6 +100,7 @@ def convert_base(
     conversion = Conversion(base.manifest, mirror, encoders)
     schema = stored_schema(base.manifest)
     existing = _results(store, mirror)
+    sample: list[_Unit] | None = None if mirror.vector_maps else []
     done = encoded = 0
     for number, unit in enumerate(_units(base, mirror)):
         if unit.key not in existing and number % part[1] == part[0]:
@@ -110,7 +112,22 @@ def convert_base(
         if unit.key in existing:
             done += unit.size
             progress(Filled(done=done, total=base.manifest.rows, encoded=encoded))
+            if sample is not None:
+                sample.append(unit)
+                if sum(each.size for each in sample) >= min(SAMPLE_ROWS, base.manifest.rows):
+                    _publish_maps(store, conversion, sample)
+                    sample = None
     return Filled(done=done, total=base.manifest.rows, encoded=encoded)
+
+
+def _publish_maps(store: Store, conversion: Conversion, sample: Sequence[_Unit]) -> None:
+    """Fit maps between the vectors of both models to converted units."""
+    rows = [unit.rows(stored_schema(conversion.source)) for unit in sample]
+    if conversion.cuts:  # other passages have no vectors of the former model
+        after = [conversion.uncut.rows(each) for each in rows]
+    else:
+        after = [_unpacked(store.read(unit.key)) for unit in sample]
+    publish_maps(store, conversion, pa.concat_tables(rows), pa.concat_tables(after))
 
 
 def converted(store: Store, mirror: Manifest) -> Filled:
@@ -189,21 +206,23 @@ def _units(base: OpenIndex, mirror: Manifest) -> Iterator[_Unit]:
         by_shard.setdefault(segment.entry.shard, []).append((segment, rows_R))
     for parts in by_shard.values():
         keys = [segment.entry.keys for segment, _ in parts]
-        identity = [keys, encoder_digests(mirror), mirror.spec.model_dump(mode="json"), UNIT_ROWS]
+        identity = [keys, encoder_digests(mirror), mirror.spec.model_dump(mode="json"), UNIT_ROWS, "hashes"]
         name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
         for number, rows_of_parts in enumerate(_by_documents(parts)):
             yield _Unit(f"{_folder(mirror)}/{name}-{number}.arrow", rows_of_parts)
 
 
 def _by_documents(parts: list[tuple[Segment, np.ndarray]]) -> Iterator[list[tuple[Segment, np.ndarray]]]:
-    """Yield the rows of segments by at least UNIT_ROWS of whole documents, which may have rows in several segments."""
+    """Yield the rows of segments by at least UNIT_ROWS of whole documents, which may have rows in several segments.
+
+    Documents are in the order of a hash: the first units are a random sample, to which maps of vectors are fitted.
+    """
     columns = [segment.column("document_id").take(pa.array(rows_R)) for segment, rows_R in parts]
     documents = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
-    order_N = pc.sort_indices(documents).to_numpy()
-    ranks_N = pc.rank(documents, tiebreaker="dense").to_numpy()[order_N]
+    hashes_N, order_N = sorted_hashes(documents).astype(np.int64)
     of_part_N = np.repeat(np.arange(len(parts)), [len(rows_R) for _, rows_R in parts])
     rows_N = np.concatenate([np.empty(0, np.int64), *(rows_R for _, rows_R in parts)])
-    ends_N = np.flatnonzero(np.diff(ranks_N, append=-1)) + 1  # where a document ends
+    ends_N = np.append(np.flatnonzero(np.diff(hashes_N)) + 1, len(order_N))  # where a document ends
     start = 0
     while start < len(order_N):
         at = int(np.searchsorted(ends_N, min(start + UNIT_ROWS, len(order_N))))

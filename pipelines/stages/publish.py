@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError
 from scannery.indexer.local.files import scratch_folder
-from scannery.indexer.manifest import Manifest, SegmentEntry, documents_in, stored_vectors
+from scannery.indexer.manifest import Manifest, SegmentEntry, VectorMap, documents_in, stored_vectors
 from scannery.indexer.spec.source_spec import exceeds_limit
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
@@ -246,8 +246,20 @@ def _manifest(
         **_log_position(job, parent),
         recall=expected_recall(entries, job.spec.target_recall, given_queries=job.queries),
         mirror=None if parent is None else parent.mirror,
+        vector_maps=() if parent is None else _kept_maps(parent, job),
         switches=0 if parent is None else parent.switches,
         statistics=statistics,
+    )
+
+
+def _kept_maps(parent: Manifest, job: Job) -> tuple[VectorMap, ...]:
+    """Return the maps that lead to the vectors of the encoders of a build."""
+    return tuple(
+        each
+        for each in parent.vector_maps
+        if each.target.digest is not None
+        and each.vectors in job.vectors
+        and each.is_onto(each.vectors, job.vectors[each.vectors])
     )
 
 

@@ -55,7 +55,7 @@ from scannery.serving.engine.top_k import Ranking, crowd
 from scannery.serving.request.filter import Node
 from scannery.serving.request.modes import WIRE_METHODS, WIRE_MODES, Mode
 from scannery.serving.request.options import Options, Rerank
-from scannery.serving.request.query import ByText, ByVector, Query, Vectors, WithSparse, WithWords
+from scannery.serving.request.query import ByText, ByVector, Query, Vectors, WithSparse, WithWords, has_vector
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats, SegmentStats
@@ -70,6 +70,7 @@ from scannery.v1.search_pb2 import (
     SearchResponse,
     SegmentPlan,
     StageTime,
+    VectorMapping,
 )
 
 __all__ = ["PreparedQuery", "answers_of", "explanation", "reranked", "search"]
@@ -155,6 +156,7 @@ def explanation(
         ranking=_ranking_plan(stats, path),
         ranker=_ranker_plan(options.ranker),
         query_models=_query_models(snapshot, options),
+        maps=_mappings(options, query),
         **_likeness(snapshot, options, query),
         **_targets(snapshot, options),
     )
@@ -181,6 +183,24 @@ def _likeness(snapshot: Snapshot, options: Options, query: Query) -> dict[str, A
         "another model may have made it, or it is of something that the index has nothing of"
     )
     return {"strangeness": strangeness, "warnings": [warning]}
+
+
+def _mappings(options: Options, query: Query) -> list[VectorMapping]:
+    """Return the maps that the vectors of a query passed."""
+    if options.mode == "lexical" or not has_vector(query):
+        return []
+    return [
+        VectorMapping(
+            vectors=each.entry.vectors,
+            from_model=each.entry.source.name,
+            to_model=each.entry.target.name,
+            rows=each.entry.rows,
+            overlap=each.entry.overlap,
+            ndcg=each.entry.ndcg,
+            source_ndcg=each.entry.source_ndcg,
+        )
+        for each in options.vectors.maps
+    ]
 
 
 def _query_models(snapshot: Snapshot, options: Options) -> list[str]:

@@ -108,7 +108,7 @@ def parse_fusion(
     alpha = settings.alpha if settings.HasField("alpha") else _default_alpha(method, manifest)
     if not 0 <= alpha <= 1:
         raise InvalidRequestError.at("alpha", f"must be 0 to 1, got {alpha:g}")
-    is_measured = method == "weighted_score" and mode != "dense" and not vectors.names
+    is_measured = method == "weighted_score" and mode != "dense" and not (vectors.names or vectors.maps)
     scales = manifest.fusion.scales if manifest.fusion is not None and is_measured else None
     return Fusion(method=method, alpha=alpha, scales=scales)
 

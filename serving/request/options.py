@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+import numpy as np
+
 from scannery.indexer import NO_EXPANSION, Expansion, IndexSpec, Manifest, SearchSettings
 from scannery.indexer.manifest import RERANK, ModelCurve, Ranker, RelevanceCurve
 from scannery.indexer.tuning.settings_choice import TUNED_K
-from scannery.indexer.versions.declared_models import MAX_MODEL_NAME, declared_problem
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.recall.controller import raised_target
@@ -44,6 +45,7 @@ from scannery.serving.request.query import (
 from scannery.serving.request.ranker import ranker_of
 from scannery.serving.request.ranking import RankingOption, parse_ranking
 from scannery.serving.request.relevance import curve_of, parse_min_relevance, without_relevance
+from scannery.serving.request.vector_model import of_vector_model
 from scannery.v1 import search_pb2 as pb
 
 __all__ = [
@@ -53,7 +55,6 @@ __all__ = [
     "Knobs",
     "Options",
     "Rerank",
-    "check_vector_model",
     "parse_fields",
     "parse_options",
 ]
@@ -90,6 +91,7 @@ class Knobs:
 
 
 _TUNED = Knobs()
+NO_MAPS: Mapping[str, np.ndarray] = {}
 
 
 def parse_knobs(message: pb.SearchOptions, hits: int) -> Knobs:
@@ -318,13 +320,20 @@ class Options:
         return replace(self, k=self.deepest, offset=0, rerank=None)
 
 
-def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: bool = True) -> Options:
+def parse_options(
+    message: pb.SearchOptions,
+    manifest: Manifest,
+    *,
+    has_words: bool = True,
+    maps: Mapping[str, np.ndarray] = NO_MAPS,
+) -> Options:
     """Return the options of a search; `parse_filter` reads its filter, and the catalog handles `min_sequence`.
 
     Args:
         message: of the request.
         manifest: of the index.
         has_words: False if some segment is of a release that kept no words.
+        maps: matrices of `Manifest.vector_maps`, by key.
 
     Raises:
         InvalidRequestError: names the field.
@@ -333,14 +342,12 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     """
     spec = manifest.spec
     k = message.k if message.HasField("k") else limits.DEFAULT_K
-    vectors = parse_vectors(message.vectors, manifest)
+    vectors = of_vector_model(parse_vectors(message.vectors, manifest), message, manifest, maps)
     mode = parse_mode(message, spec, vectors)
     if mode in ("dense", "hybrid"):
         check_has_vectors(manifest, "mode")
     if mode == "lexical" and vectors.named:
         raise InvalidRequestError.at("vectors", "are for dense and hybrid search, the mode is lexical")
-    for choice in vectors:
-        check_vector_model(message.vector_model, choice.manifest, choice.name, of_queries=True)
     options = Options(
         k=check_within("k", k, 1, limits.MAX_K),
         offset=check_within("offset", message.offset, 0, limits.MAX_OFFSET),
@@ -379,33 +386,6 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     if options.min_relevance is not None and not some_curve and not reranked:
         raise without_relevance(options.by_text.no_curve)
     return options
-
-
-def check_vector_model(declared: str, manifest: Manifest, name: str, *, of_queries: bool = False) -> None:
-    """Check that vectors are of the model that an index has vectors of, as far as both are known.
-
-    Args:
-        declared: model that the caller names; empty: it is not known.
-        manifest: of the index of these vectors alone.
-        name: of the vectors; empty: the unnamed ones.
-        of_queries: as of `declared_problem`.
-
-    Raises:
-        InvalidRequestError: the vectors of the index are of another model; the message names both.
-
-    """
-    if not declared:
-        return
-    if len(declared) > MAX_MODEL_NAME:
-        raise InvalidRequestError.at(
-            "vector_model", f"must have at most {MAX_MODEL_NAME} characters, got {len(declared)}"
-        )
-    problem = declared_problem(declared, manifest.spec, manifest.vectors[""], of_queries=of_queries)
-    if problem is not None:
-        which = f"the vectors {name!r}" if name else "the vectors"
-        raise InvalidRequestError.at(
-            "vector_model", f"is {declared!r}, but {which} of index {manifest.index!r} are of {problem}"
-        )
 
 
 def _of_version(options: Options, message: pb.SearchOptions, manifest: Manifest) -> Options:

@@ -26,6 +26,8 @@ from scannery.indexer import (
     vector_value,
 )
 from scannery.indexer.kernels import fused
+from scannery.indexer.manifest import VectorMap
+from scannery.indexer.vectors.vector_maps import mapped_vectors
 from scannery.runtime.errors import InvalidRequestError, VectorsUnavailableError
 from scannery.serving import limits
 from scannery.v1 import search_pb2 as pb
@@ -40,6 +42,7 @@ __all__ = [
     "ByVectors",
     "ChosenVectors",
     "Query",
+    "QueryMap",
     "Single",
     "VectorChoice",
     "Vectors",
@@ -50,6 +53,7 @@ __all__ = [
     "check_text",
     "check_within",
     "count_queries",
+    "has_vector",
     "parse_identifier",
     "parse_matrix",
     "parse_query",
@@ -60,6 +64,16 @@ __all__ = [
 ]
 
 _FLOAT32 = np.dtype("<f4")  # made once: to read its name takes as long as to read a vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueryMap:
+    """A map by which queries of another model search the vectors of an index."""
+
+    entry: VectorMap
+    """Record of the map in the manifest."""
+    matrix: np.ndarray
+    """Matrix of the map, float32 (dimensions of the other model + 1, D)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,19 @@ class VectorChoice:
     """Manifest of an index that has these vectors alone: their dimensions, distance and encoder."""
     of_text: bool
     """Whether the encoder gets the text of a datapoint, and not its title or an attribute."""
+    map: QueryMap | None = None
+    """Map that queries by vector pass; None: they are of the model of these vectors."""
+
+    @property
+    def query_dimensions(self) -> int:
+        """Components of a query by vector."""
+        return self.manifest.dimensions if self.map is None else self.map.entry.source.dimensions
+
+    def of_queries(self, ready_QD: np.ndarray) -> np.ndarray:
+        """Return queries by vector, which `search_ready` has returned, as they are searched, float32 (Q, D)."""
+        if self.map is None:
+            return ready_QD
+        return mapped_vectors(ready_QD, self.map.matrix, self.manifest.spec.distance)
 
     @property
     def has_encoder(self) -> bool:
@@ -100,6 +127,11 @@ class ChosenVectors:
         """The names for `Hit.vector_scores`; empty where the unnamed vector alone is searched."""
         names = tuple(choice.name for choice in self.choices)
         return () if names == ("",) else names
+
+    @property
+    def maps(self) -> list[QueryMap]:
+        """The maps that queries by vector pass."""
+        return [choice.map for choice in self.choices if choice.map is not None]
 
     @property
     def has_encoder(self) -> bool:
@@ -314,12 +346,10 @@ def _single(message: pb.Query, manifest: Manifest, vectors: ChosenVectors, path:
 
 def _by_vector(vector_D: np.ndarray, vectors: ChosenVectors, path: str) -> ByVector | ByVectors:
     if len(vectors.choices) == 1:
-        return ByVector(_search_ready(vector_D, vectors.choices[0].manifest, path))
-    fitting = [len(vector_D) == choice.manifest.dimensions for choice in vectors]
+        return ByVector(_search_ready(vector_D, vectors.choices[0], path))
+    fitting = [len(vector_D) == choice.query_dimensions for choice in vectors]
     if not all(fitting) and (vectors.named or not any(fitting)):
-        dimensions = ", ".join(
-            f"{choice.name or 'unnamed'}: {choice.manifest.dimensions}" for choice in vectors
-        )
+        dimensions = ", ".join(f"{choice.name or 'unnamed'}: {choice.query_dimensions}" for choice in vectors)
         which = "each of" if vectors.named else "one of"
         raise InvalidRequestError.at(
             path,
@@ -327,7 +357,7 @@ def _by_vector(vector_D: np.ndarray, vectors: ChosenVectors, path: str) -> ByVec
         )
     return ByVectors(
         tuple(
-            _search_ready(vector_D, choice.manifest, path) if fits else None
+            _search_ready(vector_D, choice, path) if fits else None
             for choice, fits in zip(vectors, fitting, strict=True)
         )
     )
@@ -359,6 +389,14 @@ def _blend(message: pb.QueryGroup, manifest: Manifest, vectors: ChosenVectors, p
     return Blend(tuple(members), weights)
 
 
+def has_vector(query: Query) -> bool:
+    """Return whether a query, or a member of it, is by vector."""
+    if isinstance(query, (WithSparse, WithWords)):
+        return query.query is not None and has_vector(query.query)
+    members = query.members if isinstance(query, Blend) else (query,)
+    return any(isinstance(member, (ByVector, ByVectors)) for member in members)
+
+
 def parse_matrix(
     packed: bytes, dimensions: int, manifest: Manifest, vectors: ChosenVectors, *, path: str = "queries"
 ) -> Vectors | list[ByVector | ByVectors]:
@@ -378,11 +416,9 @@ def parse_matrix(
     """
     check_has_vectors(manifest, path)
     if len(vectors) == 1:
-        manifest = vectors.choices[0].manifest
-        if dimensions != manifest.dimensions:
-            raise InvalidRequestError.at(
-                path, f"must have {manifest.dimensions} dimensions, got {dimensions}"
-            )
+        expected = vectors.choices[0].query_dimensions
+        if dimensions != expected:
+            raise InvalidRequestError.at(path, f"must have {expected} dimensions, got {dimensions}")
     if not dimensions:
         raise InvalidRequestError.at(path, "must have dimensions, got 0")
     if len(packed) % (4 * dimensions):
@@ -392,12 +428,13 @@ def parse_matrix(
     vectors_QD = np.frombuffer(packed, _FLOAT32).reshape(-1, dimensions)
     if len(vectors) > 1:
         return [_by_vector(row, vectors, f"{path}[{i}]") for i, row in enumerate(vectors_QD)]
-    ready_QD = _ready(vectors_QD, manifest.spec.distance)
+    [choice] = vectors
+    ready_QD = _ready(vectors_QD, choice.manifest.spec.distance)
     if ready_QD is None:
-        ready_QD = np.stack(
-            [_search_ready(row, manifest, f"{path}[{i}]") for i, row in enumerate(vectors_QD)]
+        return Vectors(
+            np.stack([_search_ready(row, choice, f"{path}[{i}]") for i, row in enumerate(vectors_QD)])
         )
-    return Vectors(ready_QD)
+    return Vectors(choice.of_queries(ready_QD))
 
 
 def count_queries(request: pb.SearchManyRequest, packed: bytes | None = None) -> int:
@@ -479,19 +516,19 @@ def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarr
         raise InvalidRequestError(error.message, field=path) from error
 
 
-def _search_ready(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
-    """Return a vector as it is searched; InvalidRequestError if it is invalid for the index."""
-    distance = manifest.spec.distance
-    ready_1D = _ready(vector_D[None], distance) if len(vector_D) == manifest.dimensions else None
+def _search_ready(vector_D: np.ndarray, choice: VectorChoice, path: str) -> np.ndarray:
+    """Return a vector as it is searched; InvalidRequestError if it is invalid for the vectors of a choice."""
+    distance, dimensions = choice.manifest.spec.distance, choice.query_dimensions
+    ready_1D = _ready(vector_D[None], distance) if len(vector_D) == dimensions else None
     if ready_1D is None:
-        ready_1D = search_ready(_valid(vector_D, manifest, path)[None], distance)
-    ready_D: np.ndarray = ready_1D[0]
+        ready_1D = search_ready(_valid(vector_D, dimensions, distance, path)[None], distance)
+    ready_D: np.ndarray = choice.of_queries(ready_1D)[0]
     return ready_D
 
 
-def _valid(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
+def _valid(vector_D: np.ndarray, dimensions: int, distance: Distance, path: str) -> np.ndarray:
     try:
-        return vector_value(vector_D, manifest.dimensions, field=path, distance=manifest.spec.distance)
+        return vector_value(vector_D, dimensions, field=path, distance=distance)
     except InvalidRecordError as error:
         raise InvalidRequestError(error.message, field=path) from error
 
@@ -500,11 +537,11 @@ def ready_vector(vector_1D: np.ndarray, vectors: ChosenVectors) -> ByVector | No
     """Return a query by one vector, float32 (1, D); None if it may be invalid, or if several vectors are searched."""
     if len(vectors.choices) != 1:
         return None
-    manifest = vectors.choices[0].manifest
-    if vector_1D.shape[1] != manifest.dimensions:
+    [choice] = vectors
+    if vector_1D.shape[1] != choice.query_dimensions:
         return None
-    ready_1D = _ready(vector_1D, manifest.spec.distance)
-    return None if ready_1D is None else ByVector(ready_1D[0])
+    ready_1D = _ready(vector_1D, choice.manifest.spec.distance)
+    return None if ready_1D is None else ByVector(choice.of_queries(ready_1D)[0])
 
 
 def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:

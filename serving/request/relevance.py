@@ -65,6 +65,8 @@ def _other_vectors(mode: Mode, vectors: ChosenVectors, *, inner_product: bool) -
     """Return why scores by vector are of another kind than the measured ones; empty: they are not."""
     if len(vectors.names) > 1:
         return "hits of several vectors have no relevance: their scores are relative to the best hit of the query"
+    if vectors.maps:
+        return "hits by mapped vectors have no relevance: it is measured of vectors of the index's own model"
     if vectors.names and mode == "hybrid":
         return (
             "hybrid hits of named vectors have no relevance: it is measured of the unnamed vector and words"

@@ -28,8 +28,8 @@ from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.request.datapoint_columns import datapoint_columns
 from scannery.serving.request.filter import unknown_name
-from scannery.serving.request.options import check_vector_model
 from scannery.serving.request.query import check_count, parse_identifier
+from scannery.serving.request.vector_model import check_vector_model
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, Value
 

@@ -178,7 +178,7 @@ class Snapshot:
 
     def _parse_options(self, message: SearchOptions, step: int, key: bytes) -> Options:
         has_words = all(segment.postings is not None for segment in self.segments)
-        options = parse_options(message, self.manifest, has_words=has_words)
+        options = parse_options(message, self.manifest, has_words=has_words, maps=self.index.maps)
         options = options.raised(step, self.manifest.spec.target_recall)
         if len(key) <= MAX_PARSED_BYTES:
             if len(self._options) >= MAX_PARSED:

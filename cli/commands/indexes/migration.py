@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from scannery.cli.commands.models.train import difference_text
 from scannery.cli.errors import NO
 from scannery.cli.options import connected
-from scannery.cli.output import console
+from scannery.cli.output import console, map_text
 from scannery.cli.progress import LINE_EVERY_S, counting_bar
 from scannery.indexer import (
     IndexerError,
@@ -35,9 +36,16 @@ from scannery.live.maintenance.goals import Goal, Progress, goal_of, is_reached,
 from scannery.live.migration.errors import MigrationError
 from scannery.live.migration.filling import Filled, convert_base, converted, fill
 from scannery.live.migration.following import Follower, Position
+from scannery.live.migration.mapping import put_maps
 from scannery.live.migration.mirrors import begin_mirror, mirror_name, mirror_of, release_source
 from scannery.live.migration.switching import settle, switch
 from scannery.runtime.errors import ServingError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from scannery.client import Client, Index
+    from scannery.training.judged import Judged
 
 __all__ = ["Migration"]
 
@@ -140,17 +148,46 @@ class Migration:
 
         files = JudgedQueries(queries=str(queries), qrels=str(qrels), passages=passages)
         with connected(None, store, timeout_s=timeout) as client:
-            gains = [
-                judged_queries(client.index(each), files, Path()).current_Q
+            judged = [
+                judged_queries(client.index(each), files, Path())
                 for each in (self._index, mirror_name(self._index))
             ]
-        difference: Difference = difference_of(*gains)
+            self._judge_maps(client, judged[0])
+        difference: Difference = difference_of(*(each.current_Q for each in judged))
         typer.echo(f"nDCG@10 of judged queries: {difference_text(difference)}", err=True)
         if reasons := reasons_against(difference, {}, earlier=0):
             for reason in reasons:
                 console().print(f"[red]✗[/red] {reason}", soft_wrap=True)
             console().print("Nothing was exchanged: `--abandon` removes the mirror.")
             raise typer.Exit(NO)
+
+    def _judge_maps(self, client: Client, judged: Judged) -> None:
+        """Measure the maps of unnamed vectors of encoders with judged queries."""
+        from scannery.training.judged import searched_gains
+
+        sides = [read_manifest(self._store, self._index), self._mirror]
+        maps = list(sides[0].vector_maps)
+        for number, each in enumerate(maps):
+            target, source = sides if each.is_onto("", sides[0].vectors[""]) else sides[::-1]
+            if each.vectors or source.spec.encoder is None:
+                continue
+            as_vector = partial(_vector_of, client.index(source.index))
+            gains = [
+                searched_gains(
+                    client.index(side.index),
+                    judged.texts,
+                    judged.judgements,
+                    as_vector,
+                    passages=judged.passages,
+                    mode="dense",
+                    vector_model=each.source.digest,
+                    map_vectors=True,
+                )
+                for side in (target, source)
+            ]
+            ndcg = {"ndcg": float(gains[0].mean()), "source_ndcg": float(gains[1].mean())}
+            maps[number] = each.model_copy(update=ndcg)
+        put_maps(self._store, sides, maps)
 
     def switch(self) -> None:
         """Exchange the contents of the index and its mirror."""
@@ -253,6 +290,16 @@ class Migration:
             result |= {"goal": goal.value, "error": report.error}
             text += f" Servers lead it to the goal {goal.value!r}."
             text += f" The last process ended with: {report.error}" if report.error else ""
+        if maps := source.vector_maps:
+            figures = {"rows", "overlap", "ndcg", "source_ndcg"}
+            result["maps"] = [
+                {"vectors": each.vectors, "from": each.source.name, "to": each.target.name}
+                | each.model_dump(include=figures)
+                for each in maps
+            ]
+            for each in maps:
+                loss = map_text(each.source.name, each.target.name, each.overlap, each.ndcg, each.source_ndcg)
+                text += f"\nMap {loss}."
         return result, text
 
 
@@ -300,6 +347,11 @@ class _Rate:
                 f"{filled.done:,} of {filled.total:,} datapoints, {rate:,.0f}/s, about {minutes:,.0f} minutes left",
                 err=True,
             )
+
+
+def _vector_of(index: Index, text: str) -> np.ndarray:
+    vector_D: np.ndarray = index.embed([text])[0]
+    return vector_D
 
 
 def _is_filled(mirror: Manifest) -> bool:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.options import given_log_root
-from scannery.cli.output import size_text
+from scannery.cli.output import map_text, size_text
 from scannery.client import IndexInfo
 from scannery.client.response.notebook import vectors_text
 from scannery.indexer import CurvePoint, IndexSpec, LexicalSpec, Manifest, SegmentEntry, Store, StoreError
@@ -89,6 +89,9 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "vector model", escape(manifest.spec.vector_model)
     for name in manifest.named_vectors:
         yield f"vectors {name}", escape(_named_text(manifest, name))
+    for each in manifest.vector_maps:
+        loss = map_text(each.source.name, each.target.name, each.overlap, each.ndcg, each.source_ndcg)
+        yield "map", escape(loss)
     yield "attributes", _attributes(manifest.spec)
     if manifest.spec.lexical:
         yield "words", _words_text(manifest.spec.lexical)
@@ -334,6 +337,7 @@ _MADE_BY = {
     "create": "create_index, without datapoints",
     "alter": "alter, of the version before",
     "calibrate": "calibrate, of the version before",
+    "map": "maps between vectors of two models, over the version before",
     "rank": "a model that orders hits, over the version before",
     "compact": "compaction",
     "replace": "contents that replaced all datapoints (isCompleteOverwrite)",

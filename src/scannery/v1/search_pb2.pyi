@@ -211,6 +211,7 @@ class SearchOptions(_message.Message):
     FURTHER_CROWDING_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
     VECTOR_MODEL_FIELD_NUMBER: _builtins.int
+    MAP_VECTORS_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -262,6 +263,11 @@ class SearchOptions(_message.Message):
     """The model that made the vectors of the queries: its name, its digest, or at least the first 8 digits of that. INVALID_ARGUMENT if
     the vectors that are searched are of another one. At most 1000 characters; empty: it is not known, and `explain` says where a
     vector does not look like those of the index. Queries by text and by id do not need it.
+    """
+    map_vectors: _builtins.bool
+    """Where the vectors that are searched are of another model than `vector_model`, map the vectors of the queries to these. The answer
+    is worse than either model's, by what `explain` says. INVALID_ARGUMENT without `vector_model`, and where the index has no map from
+    that model: one is measured while the index is migrated between the two. Where they are of `vector_model`, it changes nothing.
     """
     @_builtins.property
     def where(self) -> _types_pb2.Filter:
@@ -342,10 +348,11 @@ class SearchOptions(_message.Message):
         further_crowding: _abc.Iterable[Global___Crowding] | None = ...,
         context: Global___Context | None = ...,
         vector_model: _builtins.str = ...,
+        map_vectors: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "context", b"context", "crowding", b"crowding", "diversity", b"diversity", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "typos", b"typos", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "context", b"context", "crowding", b"crowding", "diversity", b"diversity", "exact", b"exact", "explain", b"explain", "further_crowding", b"further_crowding", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "ranking", b"ranking", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vector_model", b"vector_model", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context", b"_context", "_diversity", b"_diversity", "_k", b"_k", "_min_relevance", b"_min_relevance", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "_typos", b"_typos", "allow_partial", b"allow_partial", "context", b"context", "crowding", b"crowding", "diversity", b"diversity", "exact", b"exact", "explain", b"explain", "further_crowding", b"further_crowding", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "map_vectors", b"map_vectors", "min_relevance", b"min_relevance", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "prefix", b"prefix", "ranking", b"ranking", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "typos", b"typos", "vector_model", b"vector_model", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context: _TypeAlias = _typing.Literal["context"]  # noqa: Y015
     _WhichOneofArgType__context: _TypeAlias = _typing.Literal["_context", b"_context"]  # noqa: Y015
@@ -1841,6 +1848,7 @@ class Explanation(_message.Message):
     QUERY_MODELS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     STRANGENESS_FIELD_NUMBER: _builtins.int
+    MAPS_FIELD_NUMBER: _builtins.int
     expected_recall: _builtins.float
     """Expected recall at the settings used, 0 to 1."""
     mode: Global___Mode.ValueType
@@ -1893,6 +1901,10 @@ class Explanation(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What may be wrong with the query though it was answered, such as a vector that does not look like those of the index."""
 
+    @_builtins.property
+    def maps(self) -> _containers.RepeatedCompositeFieldContainer[Global___VectorMapping]:
+        """With `map_vectors`: the maps that vectors of the query passed, one for each of the vectors that are searched by one."""
+
     def __init__(
         self,
         *,
@@ -1911,16 +1923,70 @@ class Explanation(_message.Message):
         query_models: _abc.Iterable[_builtins.str] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         strangeness: _builtins.float | None = ...,
+        maps: _abc.Iterable[Global___VectorMapping] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_strangeness", b"_strangeness", "fusion", b"fusion", "ranker", b"ranker", "ranking", b"ranking", "strangeness", b"strangeness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strangeness", b"_strangeness", "effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "phrases", b"phrases", "query_models", b"query_models", "ranker", b"ranker", "ranking", b"ranking", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "strangeness", b"strangeness", "target_recall", b"target_recall", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strangeness", b"_strangeness", "effective_target_recall", b"effective_target_recall", "expanded_words", b"expanded_words", "expected_recall", b"expected_recall", "fusion", b"fusion", "maps", b"maps", "mode", b"mode", "phrases", b"phrases", "query_models", b"query_models", "ranker", b"ranker", "ranking", b"ranking", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "strangeness", b"strangeness", "target_recall", b"target_recall", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__strangeness: _TypeAlias = _typing.Literal["strangeness"]  # noqa: Y015
     _WhichOneofArgType__strangeness: _TypeAlias = _typing.Literal["_strangeness", b"_strangeness"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__strangeness) -> _WhichOneofReturnType__strangeness | None: ...
 
 Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
+class VectorMapping(_message.Message):
+    """A map from vectors of another model to those of an index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VECTORS_FIELD_NUMBER: _builtins.int
+    FROM_MODEL_FIELD_NUMBER: _builtins.int
+    TO_MODEL_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
+    NDCG_FIELD_NUMBER: _builtins.int
+    SOURCE_NDCG_FIELD_NUMBER: _builtins.int
+    vectors: _builtins.str
+    """Name of the vectors of the index; empty: the unnamed vector."""
+    from_model: _builtins.str
+    """The model that the vectors of queries are of."""
+    to_model: _builtins.str
+    """The model that the vectors of the index are of; empty: it is not known."""
+    rows: _builtins.int
+    """Datapoints with vectors of both models that the map was fitted to."""
+    overlap: _builtins.float
+    """Share of the ten nearest of a vector that its mapped one has, too, measured with datapoints that it was not fitted to: 0 to 1."""
+    ndcg: _builtins.float
+    """nDCG@10 of judged queries by mapped vectors; absent: it was not measured."""
+    source_ndcg: _builtins.float
+    """nDCG@10 of the same queries where vectors of `from_model` search vectors of `from_model`."""
+    def __init__(
+        self,
+        *,
+        vectors: _builtins.str = ...,
+        from_model: _builtins.str = ...,
+        to_model: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        overlap: _builtins.float = ...,
+        ndcg: _builtins.float | None = ...,
+        source_ndcg: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ndcg", b"_ndcg", "_source_ndcg", b"_source_ndcg", "ndcg", b"ndcg", "source_ndcg", b"source_ndcg"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ndcg", b"_ndcg", "_source_ndcg", b"_source_ndcg", "from_model", b"from_model", "ndcg", b"ndcg", "overlap", b"overlap", "rows", b"rows", "source_ndcg", b"source_ndcg", "to_model", b"to_model", "vectors", b"vectors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ndcg: _TypeAlias = _typing.Literal["ndcg"]  # noqa: Y015
+    _WhichOneofArgType__ndcg: _TypeAlias = _typing.Literal["_ndcg", b"_ndcg"]  # noqa: Y015
+    _WhichOneofReturnType__source_ndcg: _TypeAlias = _typing.Literal["source_ndcg"]  # noqa: Y015
+    _WhichOneofArgType__source_ndcg: _TypeAlias = _typing.Literal["_source_ndcg", b"_source_ndcg"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ndcg) -> _WhichOneofReturnType__ndcg | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source_ndcg) -> _WhichOneofReturnType__source_ndcg | None: ...
+
+Global___VectorMapping: _TypeAlias = VectorMapping  # noqa: Y015
 
 @_typing.final
 class RankerPlan(_message.Message):
