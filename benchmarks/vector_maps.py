@@ -1,10 +1,10 @@
 """What queries keep that search vectors of another model through a map (indexer/vectors/vector_maps.py).
 
-    python -m benchmarks.vector_maps [COLLECTION …] --model MODEL [--vectors FOLDER] [--passages 20000]
+    python -m benchmarks.vector_maps [COLLECTION …] --model MODEL [--vectors FOLDER] [--passages 20000] [--draws 3]
 
 Judged collections are encoded by MiniLM and by --model, a folder or the options of an encoder as JSON, and maps in both
 directions are fitted to documents that are drawn: 1 %, 300, 1,000, 5,000. nDCG@10 of exact search by vector, the mean
-of three draws: of both models alone, and of the queries of each model with the documents of the other. Methods that
+of some draws: of both models alone, and of the queries of each model with the documents of the other. Methods that
 were compared: `procrustes`, which is used; `ridge`, regression with a bias whose penalty is chosen by cross-validation
 on the sample; `whitened`, Procrustes between whitened vectors. `prompt` is Procrustes fitted to documents that --model
 encodes with its prompt of queries.
@@ -34,7 +34,6 @@ from scannery.indexer.vectors.vector_maps import fitted_maps, map_overlap, mappe
 
 CASES = ("speech", "stackfaq", "xquad-en", "cranfield", "cisi", "all")
 SIZES = (0.01, 300, 1000, 5000)
-DRAWS = (1, 2, 3)
 DEPTH = 200
 """Rows of a ranking before passages of one document become one hit."""
 WORDS = 90
@@ -64,7 +63,7 @@ class Encoded:
 
 def main() -> None:
     """Run it."""
-    arguments = options(__doc__, cases=CASES, model=str, vectors=Path, passages=20_000)
+    arguments = options(__doc__, cases=CASES, model=str, vectors=Path, passages=20_000, draws=3)
     model = json.loads(arguments.model) if arguments.model.startswith("{") else {"model": arguments.model}
     print(environment("sentence-transformers", "numpy"))
     with folder_of(arguments.vectors) as folder:
@@ -78,7 +77,7 @@ def main() -> None:
             data = joined(list(parts.values())) if name == "all" else parts[name]
             print(f"## {name}: {len(data.documents):,} rows, {len(data.judgements):,} queries\n", flush=True)
             titles = ("fitted to", "method", "new asks old", "kept", "old asks new", "kept", "overlap")
-            print(table(titles, measured(data)), flush=True)
+            print(table(titles, measured(data, arguments.draws)), flush=True)
 
 
 def passages_of(collection: Collection, name: str, limit: int) -> list[tuple[str, str]]:
@@ -143,7 +142,7 @@ def joined(parts: list[Encoded]) -> Encoded:
     )
 
 
-def measured(data: Encoded) -> Iterator[list[str]]:
+def measured(data: Encoded, draws: int) -> Iterator[list[str]]:
     """Yield the rows of the table of a collection."""
     (old_ND, new_NE), rows = data.vectors, len(data.documents)
     plain = [ndcg(data, side, data.queries[side]) for side in (0, 1)]
@@ -154,7 +153,7 @@ def measured(data: Encoded) -> Iterator[list[str]]:
             continue
         for method, fit in METHODS.items():
             results = []
-            for draw in DRAWS:
+            for draw in range(1, draws + 1):
                 chosen = np.random.default_rng(draw).permutation(rows)
                 chosen = chosen[chosen < len(data.prompted)] if method == "prompt" else chosen
                 if len(chosen) < count:
@@ -185,8 +184,18 @@ def ndcg(data: Encoded, side: int, queries_QD: np.ndarray) -> float:
     return float(values[MAIN_MEASURE].mean())
 
 
+def procrustes(first_ND: np.ndarray, second_NE: np.ndarray) -> Maps:
+    """Return the maps that are used."""
+    return fitted_maps(first_ND, second_NE, "cosine")
+
+
+def with_mean(first_ND: np.ndarray, second_NE: np.ndarray) -> Maps:
+    """Return the same with the mean of the other model."""
+    return fitted_maps(first_ND, second_NE, "squared_l2")
+
+
 def ridge(first_ND: np.ndarray, second_NE: np.ndarray) -> Maps:
-    """Return maps by ridge regression with a bias, the penalty by five-fold cross-validation."""
+    """Return maps by ridge regression between centred vectors, the penalty by five-fold cross-validation."""
     return _ridge(first_ND, second_NE), _ridge(second_NE, first_ND)
 
 
@@ -195,7 +204,7 @@ def _ridge(first_ND: np.ndarray, second_NE: np.ndarray) -> np.ndarray:
     gains = np.zeros(len(PENALTIES))
     for part in range(5):
         fitted = parts != part
-        tried_NE = unit_length(second_NE[~fitted])
+        tried_NE = unit_length(second_NE[~fitted] - second_NE[fitted].mean(0))
         for number, matrix in enumerate(_penalised(first_ND[fitted], second_NE[fitted], PENALTIES)):
             gains[number] += (mapped_vectors(first_ND[~fitted], matrix, "cosine") * tried_NE).sum()
     [matrix] = _penalised(first_ND, second_NE, PENALTIES[[np.argmax(gains)]])
@@ -203,12 +212,12 @@ def _ridge(first_ND: np.ndarray, second_NE: np.ndarray) -> np.ndarray:
 
 
 def _penalised(first_ND: np.ndarray, second_NE: np.ndarray, penalties: np.ndarray) -> Iterator[np.ndarray]:
-    mean_D, mean_E = first_ND.mean(0), second_NE.mean(0)
-    left_NR, values_R, right_RD = np.linalg.svd(first_ND - mean_D, full_matrices=False)
-    both_RE = left_NR.T @ (second_NE - mean_E)
+    mean_D = first_ND.mean(0)
+    values_D, directions = np.linalg.eigh((first_ND - mean_D).T @ (first_ND - mean_D))
+    both_DE = directions.T @ ((first_ND - mean_D).T @ (second_NE - second_NE.mean(0)))
     for penalty in penalties * len(first_ND):
-        linear = right_RD.T @ ((values_R / (values_R**2 + penalty))[:, None] * both_RE)
-        yield np.vstack([linear, mean_E - mean_D @ linear]).astype(np.float32)
+        linear = directions @ (both_DE / (values_D.clip(0) + penalty)[:, None])
+        yield np.vstack([linear, -mean_D @ linear]).astype(np.float32)
 
 
 def whitened(first_ND: np.ndarray, second_NE: np.ndarray) -> Maps:
@@ -226,16 +235,17 @@ def whitened(first_ND: np.ndarray, second_NE: np.ndarray) -> Maps:
     )
     forth, back = white_DD @ left @ right @ grey_EE, white_EE @ (left @ right).T @ grey_DD
     return (
-        np.vstack([forth, mean_E - mean_D @ forth]).astype(np.float32),
-        np.vstack([back, mean_D - mean_E @ back]).astype(np.float32),
+        np.vstack([forth, -mean_D @ forth]).astype(np.float32),
+        np.vstack([back, -mean_E @ back]).astype(np.float32),
     )
 
 
 METHODS: dict[str, Fit] = {
-    "procrustes": fitted_maps,
+    "procrustes": procrustes,
+    "with mean": with_mean,
     "ridge": ridge,
     "whitened": whitened,
-    "prompt": fitted_maps,
+    "prompt": procrustes,
 }
 
 

@@ -1,8 +1,9 @@
 """Maps between the vectors of two models: fitted to datapoints that have both, measured, stored, and read.
 
 A map is the orthogonal Procrustes one after both means are taken away, scaled: the rotation that brings the vectors of
-one model nearest to those of the other. It has no setting, and with few datapoints loses less than ridge regression,
-whitened or not (docs/benchmarks/vector-maps.md).
+one model nearest to those of the other. It has no setting. By inner products the mean of the other model stays away: it
+would add the same preference for some datapoints to all queries, which costs up to half of nDCG@10
+(docs/benchmarks/vector-maps.md).
 
 P. Schönemann, A generalized solution of the orthogonal Procrustes problem, Psychometrika 31 (1966).
 
@@ -29,12 +30,15 @@ K = 10
 """Neighbours by which a map is measured."""
 
 
-def fitted_maps(first_ND: np.ndarray, second_NE: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fitted_maps(
+    first_ND: np.ndarray, second_NE: np.ndarray, distance: Distance
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the matrices from the first model to the second one, float32 (D + 1, E), and back, (E + 1, D).
 
     Args:
         first_ND: vectors of the first model as they are searched, float32, of at least two datapoints.
         second_NE: of the second one, of the same datapoints.
+        distance: of both.
 
     """
     mean_D, mean_E = first_ND.mean(0, dtype=np.float64), second_NE.mean(0, dtype=np.float64)
@@ -43,9 +47,10 @@ def fitted_maps(first_ND: np.ndarray, second_NE: np.ndarray) -> tuple[np.ndarray
     rotation_DE = left_DR @ right_RE
 
     def affine(rotation: np.ndarray, centred: np.ndarray, mean: np.ndarray, onto: np.ndarray) -> np.ndarray:
-        # All vectors may be equal: then the mean of the others is the answer.
+        # All vectors may be equal: then the linear part is 0.
         linear = values_R.sum() / max(float((centred**2).sum()), np.finfo(np.float64).tiny) * rotation
-        return np.vstack([linear, onto - mean @ linear]).astype(np.float32)
+        place = onto if distance == "squared_l2" else 0 * onto
+        return np.vstack([linear, place - mean @ linear]).astype(np.float32)
 
     return (
         affine(rotation_DE, centred_ND, mean_D, mean_E),

@@ -85,7 +85,7 @@ def _maps_of(
         return
     held_out = min(HELD_OUT, rows // 5)
     models = [_model_of(side) for side in sides]
-    matrices = fitted_maps(vectors[0][:-held_out], vectors[1][:-held_out])
+    matrices = fitted_maps(vectors[0][:-held_out], vectors[1][:-held_out], distance)
     for matrix, (source, target) in zip(matrices, ((0, 1), (1, 0)), strict=True):
         if not models[source].models:
             continue  # nobody can name it
