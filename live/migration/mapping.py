@@ -26,7 +26,7 @@ from scannery.live.migration.conversion import Conversion
 __all__ = ["LEAST_ROWS", "SAMPLE_ROWS", "publish_maps", "put_maps"]
 
 SAMPLE_ROWS = 5120
-"""Datapoints of a sample, if there are so many: more make no better maps (docs/benchmarks/vector-maps.md)."""
+"""Datapoints of a sample, if there are so many: more keep hardly more (docs/benchmarks/vector-maps.md)."""
 HELD_OUT = 512
 """Datapoints at the end of a sample that maps are measured with; a fifth of a smaller one."""
 LEAST_ROWS = 200
