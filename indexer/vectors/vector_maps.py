@@ -49,8 +49,8 @@ def fitted_maps(
     def affine(rotation: np.ndarray, centred: np.ndarray, mean: np.ndarray, onto: np.ndarray) -> np.ndarray:
         # All vectors may be equal: then the linear part is 0.
         linear = values_R.sum() / max(float((centred**2).sum()), np.finfo(np.float64).tiny) * rotation
-        place = onto if distance == "squared_l2" else 0 * onto
-        return np.vstack([linear, place - mean @ linear]).astype(np.float32)
+        offset = onto if distance == "squared_l2" else 0 * onto
+        return np.vstack([linear, offset - mean @ linear]).astype(np.float32)
 
     return (
         affine(rotation_DE, centred_ND, mean_D, mean_E),
