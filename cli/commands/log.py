@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
@@ -18,6 +18,7 @@ from scannery.cli.output import console, json_text, print_json
 from scannery.evaluation.traffic.pairs import MIN_ASKERS
 
 if TYPE_CHECKING:
+    from scannery.evaluation.traffic.shadow import ShadowReport
     from scannery.evaluation.traffic.statistics import DayStatistics
     from scannery.indexer import Store
 
@@ -54,6 +55,71 @@ def stats(
         typer.echo(
             f"The log of {name} has no queries of the last {days} days; scannery serve --traffic-share keeps one."
         )
+
+
+@log_app.command(no_args_is_help=True)
+def shadow(
+    index: IndexOption,
+    shadow_name: Annotated[
+        str, typer.Option("--shadow", metavar="NAME", help="Name of the index that was asked the same.")
+    ],
+    store: ServedStoreOption,
+    days: DaysOption = 30,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how an index and its shadow differ, which one people prefer, and whether that is enough to decide."""
+    from scannery.evaluation.traffic.shadow import shadow_report
+    from scannery.indexer.traffic.day_files import read_rows
+    from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery, ShadowAnswer
+
+    opened, name = _opened(store, index)
+    since = _since(days)
+    report = shadow_report(
+        shadow_name,
+        read_rows(opened, name, LoggedQuery, since=since),
+        read_rows(opened, name, ShadowAnswer, since=since),
+        read_rows(opened, name, LoggedEvent, since=since),
+    )
+    if as_json:
+        print_json(asdict(report))
+        return
+    for line in _shadow_lines(name, shadow_name, report):
+        typer.echo(line)
+
+
+def _shadow_lines(index: str, shadow_name: str, report: ShadowReport) -> Iterator[str]:
+    preference = report.preference
+    if not report.answers and not report.errors and not preference.answers:
+        yield f"No query of {index} was asked of {shadow_name}: start scannery serve --shadow {index}={shadow_name}"
+        return
+    if report.errors:
+        problems = ", ".join(f"{count:,} {code}" for code, count in sorted(report.errors.items()))
+        yield f"{shadow_name} could not answer: {problems}"
+    if (overlap := report.overlap) is not None:
+        yield (
+            f"{report.answers:,} queries were answered by both. Of the first ten hits {overlap.mean:.1%} are in both "
+            f"({overlap.low:.1%} to {overlap.high:.1%}), {report.moves:.1f} places apart; the first one is the same in "
+            f"{report.same_first:.1%}."
+        )
+        yield from (
+            f"{each}: no hit {empty:.1%}, best score {_range(scores, 3)}, median and p99 {_range(latency_ms, 1)} ms"
+            for each, empty, scores, latency_ms in (
+                (index, report.empty_share, report.scores, report.latency_ms),
+                (shadow_name, report.shadow_empty_share, report.shadow_scores, report.shadow_latency_ms),
+            )
+        )
+    if preference.answers:
+        yield (
+            f"{preference.answers:,} answers had hits of both, {preference.clicked:,} were clicked: "
+            f"{preference.index_wins:,} more for {index}, {preference.shadow_wins:,} more for {shadow_name} "
+            f"({preference.share:.1%}; {preference.low:.1%} to {preference.high:.1%} at any time)."
+        )
+        yield {
+            "index": f"Enough: people prefer {index}.",
+            "shadow": f"Enough: people prefer {shadow_name}.",
+            "equal": "Enough: of a hundred clicked answers, neither wins five more than the other.",
+            "undecided": "Not enough yet: go on.",
+        }[preference.verdict]
 
 
 @log_app.command(no_args_is_help=True)

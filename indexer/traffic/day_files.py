@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from scannery.indexer.errors import CorruptError, NotFoundError
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.traffic.rows import Kind, LoggedEvent, LoggedQuery, LoggedRow, day_of
+from scannery.indexer.traffic.rows import Kind, LoggedEvent, LoggedQuery, LoggedRow, ShadowAnswer, day_of
 
 __all__ = [
     "DAY_PREFIX",
@@ -31,9 +31,9 @@ __all__ = [
     "write_rows",
 ]
 
-RowT = TypeVar("RowT", LoggedQuery, LoggedEvent)
+RowT = TypeVar("RowT", LoggedQuery, ShadowAnswer, LoggedEvent)
 
-KINDS: tuple[Kind, ...] = (LoggedQuery, LoggedEvent)
+KINDS: tuple[Kind, ...] = (LoggedQuery, ShadowAnswer, LoggedEvent)
 DAY_PREFIX = "day="
 
 

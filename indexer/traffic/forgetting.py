@@ -16,12 +16,13 @@ from scannery.indexer.errors import NotFoundError
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.traffic.day_files import days_of, file_of_rows, read_file, read_rows
 from scannery.indexer.traffic.keys import TrafficKey, client_hashes, read_keys
-from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery, day_of
+from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery, ShadowAnswer, day_of
 from scannery.indexer.traffic.texts import same_text
 
 __all__ = ["ForgetReport", "forget_client", "forget_document", "forget_text"]
 
-RowT = TypeVar("RowT", LoggedQuery, LoggedEvent)
+QueryT = TypeVar("QueryT", bound=LoggedQuery)
+RowT = TypeVar("RowT", LoggedQuery, ShadowAnswer, LoggedEvent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ def forget_document(store: Store, index: str, document_id: str) -> ForgetReport:
         before, separator, number = hit_id.rpartition("#")
         return hit_id == document_id or (separator == "#" and before == document_id and number.isdecimal())
 
-    def without(row: LoggedQuery) -> LoggedQuery:
+    def without(row: QueryT) -> QueryT:
         pairs = zip(row.query_response_hit_ids, row.scores, strict=True)
         kept = [(hit_id, score) for hit_id, score in pairs if not is_of_it(hit_id)]
         if len(kept) == len(row.scores):
@@ -87,11 +88,12 @@ def forget_document(store: Store, index: str, document_id: str) -> ForgetReport:
             scores=[score for _, score in kept],
         )
 
-    queries = _Rewriting(store, index, LoggedQuery)
+    queries, shadows = _Rewriting(store, index, LoggedQuery), _Rewriting(store, index, ShadowAnswer)
     queries.changed(lambda day, row: without(row))
+    shadows.changed(lambda day, row: without(row))
     events = _Rewriting(store, index, LoggedEvent)
     events.without(lambda day, row: is_of_it(row.object_id))
-    return _report(queries, events)
+    return _report(queries, shadows, events)
 
 
 def _forget(
@@ -102,6 +104,7 @@ def _forget(
 ) -> ForgetReport:
     """Remove queries, the events on them, and other events."""
     queries, events = _Rewriting(store, index, LoggedQuery), _Rewriting(store, index, LoggedEvent)
+    shadows = _Rewriting(store, index, ShadowAnswer)
 
     def forget_events(query_ids: Set[str]) -> None:
         events.without(lambda day, row: row.query_id in query_ids or is_event_gone(day, row))
@@ -110,7 +113,8 @@ def _forget(
     forget_events({row.query_id for row in rows if is_query_gone(day_of(row), row)})
     if removed := queries.without(is_query_gone):
         forget_events(removed)  # those that were written meanwhile
-    return _report(queries, events)
+    shadows.without(is_query_gone)
+    return _report(queries, shadows, events)
 
 
 class _Hashes:
@@ -177,5 +181,8 @@ class _Rewriting(Generic[RowT]):
         return has_moved or self.files > before_files
 
 
-def _report(queries: _Rewriting[LoggedQuery], events: _Rewriting[LoggedEvent]) -> ForgetReport:
-    return ForgetReport(queries=queries.rows, events=events.rows, files=queries.files + events.files)
+def _report(
+    queries: _Rewriting[LoggedQuery], shadows: _Rewriting[ShadowAnswer], events: _Rewriting[LoggedEvent]
+) -> ForgetReport:
+    files = queries.files + shadows.files + events.files
+    return ForgetReport(queries=queries.rows, events=events.rows, files=files)

@@ -12,13 +12,23 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
-__all__ = ["CLICK", "REJECT", "Action", "Kind", "LoggedEvent", "LoggedQuery", "LoggedRow", "day_of"]
+__all__ = [
+    "CLICK",
+    "REJECT",
+    "Action",
+    "Kind",
+    "LoggedEvent",
+    "LoggedQuery",
+    "LoggedRow",
+    "ShadowAnswer",
+    "day_of",
+]
 
 Action: TypeAlias = Literal["click", "reject"]
 CLICK: Action = "click"
 REJECT: Action = "reject"
 
-Kind: TypeAlias = "type[LoggedQuery] | type[LoggedEvent]"
+Kind: TypeAlias = "type[LoggedQuery] | type[ShadowAnswer] | type[LoggedEvent]"
 
 _TIME = pa.timestamp("us", tz="UTC")
 _REQUIRED = {"nullable": False}
@@ -110,6 +120,13 @@ class LoggedEvent:
     def key(self) -> tuple[str, ...]:
         """What a row of the log is counted once by."""
         return self.query_id, self.action_name, self.object_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowAnswer(LoggedQuery):
+    """Answer of another index to a logged query; `attributes` has its name as `shadow`, or an `error`, too."""
+
+    FOLDER: ClassVar = "shadow"
 
 
 LoggedRow: TypeAlias = LoggedQuery | LoggedEvent

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from scannery.indexer.spec.model import INDEX_NAME
+from scannery.runtime.errors import ConfigError
 from scannery.runtime.options import check_ranges, option
 
 __all__ = ["TrafficConfig"]
@@ -46,8 +48,39 @@ class TrafficConfig:
         "--traffic-client-ids",
     )
 
+    shadow: tuple[str, ...] = _option(
+        (),
+        "Ask each logged query of an index also of another one, when cores are idle: `scannery log shadow` says how "
+        "their answers differ. May be given several times, for several indexes.",
+        metavar="INDEX=OTHER",
+    )
+
+    interleave: float = _option(
+        0.0,
+        "Answer this share of the texts asked of an index with a shadow with hits of both, drawn in turns, so that "
+        "clicks tell which one people prefer.",
+        "--shadow-interleave",
+        maximum=1,
+    )
+
     def __post_init__(self) -> None:
         check_ranges(self)
+        if (self.shadow or self.interleave) and not self.is_on:
+            raise ConfigError("shadow: needs the log of queries (--traffic-share)", field="shadow")
+        if self.interleave and not self.shadow:
+            raise ConfigError("interleave: needs a shadow (--shadow)", field="interleave")
+        for pair in self.shadow:
+            index, _, shadow = pair.partition("=")
+            names = INDEX_NAME.fullmatch(index) and INDEX_NAME.fullmatch(shadow)
+            if not names or index == shadow or (index in self.shadows and self.shadows[index] != shadow):
+                raise ConfigError(
+                    f"shadow: must be INDEX=OTHER, one for an index, got {pair!r:.200}", field="shadow"
+                )
+
+    @property
+    def shadows(self) -> dict[str, str]:
+        """The shadow of each index that has one."""
+        return dict(pair.split("=", 1) for pair in self.shadow if "=" in pair)
 
     @property
     def is_on(self) -> bool:

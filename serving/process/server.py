@@ -32,6 +32,7 @@ from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import PreloadedState, cold_indexes, encoder_pool
 from scannery.serving.recall.controller import Estimate, RecallController
 from scannery.serving.scheduling.spare_time import SpareTime
+from scannery.serving.services.interleaving import Interleaving
 from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.root.leaf_shards import LeafShards
 from scannery.serving.services.search import Service
@@ -41,6 +42,8 @@ from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.transport.health import INDEX_PREFIX
 
 if TYPE_CHECKING:
+    from scannery.serving.traffic.recorder import LoggedSearch
+    from scannery.serving.traffic.shadow import Shadow
     from scannery.serving.traffic.traffic_log import TrafficLog
 
 __all__ = ["Server", "health_name"]
@@ -104,8 +107,13 @@ class Server(BaseServer):
             # Its kernels and formats are imported where they are used alone.
             from scannery.serving.traffic.traffic_log import TrafficLog
 
-            self._traffic = TrafficLog(self._catalog, config.traffic, metrics)
+            self._traffic = TrafficLog(self._catalog, config.traffic, metrics, shadowed=self._shadowed)
         service = None if config.role == "leaf" else self._service(context)
+        self._shadow: Shadow | None = None
+        if service is not None and self._traffic is not None and config.traffic.shadows:
+            from scannery.serving.traffic.shadow import Shadow
+
+            self._shadow = Shadow(config.traffic.shadows, service.search, self._traffic.recorder.log_shadow)
         self._observer = self._query_observer(service, metrics)
         super().__init__(
             config,
@@ -148,6 +156,10 @@ class Server(BaseServer):
         if self._leaves is not None:
             self._leaves.close()
 
+    def _shadowed(self, search: LoggedSearch) -> None:
+        if self._shadow is not None:
+            self._shadow.add(search)
+
     def _forget(self, index: str) -> None:
         """Forget the queries of an index that is gone, or was replaced by another one of its name."""
         self._observer.forget(index)
@@ -166,6 +178,9 @@ class Server(BaseServer):
             at_once=None if context.core is None else 1,
             sample_queries=None if self._reservoirs is None else self._reservoirs.sample,
             feedback=None if self._traffic is None else self._traffic.feedback,
+            interleaving=Interleaving(config.traffic.shadows, config.traffic.interleave)
+            if config.traffic.interleave
+            else None,
         )
 
     def _leaf_service(self) -> LeafService:
@@ -181,6 +196,8 @@ class Server(BaseServer):
         tasks: list[ObserverTask] = [PlanAudit(self._catalog.snapshots, metrics)]
         if self._reservoirs is not None:
             tasks.append(self._reservoirs)
+        if self._shadow is not None:
+            tasks.append(self._shadow)
         # The rows that a root finds are on leaves: repeated exact searches would be their work.
         share = 0.0 if service is None or self.config.role != "all" else self.config.recall_share
         if service is not None and share:

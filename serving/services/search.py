@@ -16,10 +16,12 @@ import numpy as np
 from google.protobuf.message import Message
 from grpc import StatusCode
 
+from scannery.indexer import IndexerError
 from scannery.runtime.errors import (
     FeedbackUnavailableError,
     InvalidRequestError,
     LexicalUnavailableError,
+    ServingError,
     UnsupportedError,
 )
 from scannery.runtime.pieces import joined
@@ -62,6 +64,7 @@ from scannery.serving.request.scan import parse_filters, parse_queries
 from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
+from scannery.serving.security.principal import is_visible
 from scannery.serving.services.aggregation import Aggregation
 from scannery.serving.services.batches import Batches
 from scannery.serving.services.branching import Branching
@@ -75,6 +78,7 @@ from scannery.serving.services.index import (
     SampleQueries,
     with_index,
 )
+from scannery.serving.services.interleaving import Interleaving
 from scannery.serving.services.migrating import Migrations
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.scan import Scans
@@ -119,6 +123,7 @@ class Service(MethodRegistry):
         at_once: int | None = None,
         sample_queries: SampleQueries | None = None,
         feedback: TakeFeedback | None = None,
+        interleaving: Interleaving | None = None,
     ) -> None:
         """Register the handlers.
 
@@ -129,9 +134,10 @@ class Service(MethodRegistry):
             at_once: limit of concurrent batches of coalesced searches; None: the number of cores.
             sample_queries: returns queries that servers keep; None: none are kept.
             feedback: takes feedback on answers; None: none is taken, since answers have no ids.
+            interleaving: chooses searches that are answered by two indexes; None: none are.
 
         """
-        self._catalog = catalog
+        self._catalog, self._interleaving = catalog, interleaving
         self._coalescer: Coalescer[PreparedQuery, bytes] = Coalescer(
             concurrency=at_once or len(os.sched_getaffinity(0)), max_weight=MAX_COALESCED
         )
@@ -191,6 +197,23 @@ class Service(MethodRegistry):
         return search_pb2.SearchManyResponse.FromString(self._search_many(request, deadline, QueryStats()))
 
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
+        answer = self._answered(request, deadline, stats)
+        shadow, interleaving = self._shadow_of(request.index, request), self._interleaving
+        if shadow is None or interleaving is None:
+            return answer
+        same = search_pb2.SearchRequest(index=shadow, query=request.query, options=request.options)
+        same.options.ClearField("min_sequence")  # which is of the index
+        try:
+            return interleaving.merged(request, answer, self._answered(same, deadline, QueryStats()))
+        except (ServingError, IndexerError):  # the search is answered, whatever becomes of its shadow
+            return answer
+
+    def _shadow_of(self, index: str, request: search_pb2.SearchRequest) -> str | None:
+        """Return the other index that answers a search, too; None: there is none, or not for this caller."""
+        shadow = None if self._interleaving is None else self._interleaving.shadow_of(index, request)
+        return shadow if shadow is not None and is_visible(shadow) else None
+
+    def _answered(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         def answer_of(view: View) -> bytes:
             unquoted = _unquoted(view, request, stats)
             query = _prepared(view.snapshot, unquoted, stats, view.rows(unquoted, None))
@@ -214,9 +237,10 @@ class Service(MethodRegistry):
 
     def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """As `MethodRegistry.prepare`."""
-        if not self._shards.are_local:
+        index = self._catalog.aliases.resolve(request.index, look=False)
+        if not self._shards.are_local or self._shadow_of(index, request) is not None:
             return None
-        snapshot = self._catalog.open_snapshot(self._catalog.aliases.resolve(request.index, look=False))
+        snapshot = self._catalog.open_snapshot(index)
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
         # Parsing a large filter takes longer than the search. Whoever sends one sends little else.

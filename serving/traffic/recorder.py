@@ -9,9 +9,10 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from google.protobuf.json_format import MessageToDict
 
 from scannery.indexer import Manifest
 from scannery.indexer.traffic.keys import TrafficKey, client_hash, text_asker
-from scannery.indexer.traffic.rows import LoggedQuery
+from scannery.indexer.traffic.rows import LoggedQuery, ShadowAnswer
 from scannery.serving import limits
 from scannery.serving.config import TrafficConfig
 from scannery.serving.observation.query_sample import SearchMessage, queries_of
@@ -33,7 +34,7 @@ from scannery.serving.traffic.traffic_keys import TrafficKeys
 from scannery.serving.traffic.writer import ROW_BYTES
 from scannery.v1 import search_pb2 as pb
 
-__all__ = ["TrafficRecorder", "client_of"]
+__all__ = ["LoggedSearch", "TrafficRecorder", "client_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,6 +53,20 @@ class _Answered(NamedTuple):
     mode: int
     query_id: str
     took_s: float
+    facts: Mapping[str, object] = MappingProxyType({})
+    """Further attributes of the query."""
+
+
+class LoggedSearch(NamedTuple):
+    """A logged query, so that another index can be asked it, too."""
+
+    key: TrafficKey
+    client: str
+    at: datetime
+    request: SearchMessage
+    query: pb.Query
+    query_id: str
+    vector_D: np.ndarray | None
 
 
 class TrafficRecorder:
@@ -66,6 +81,7 @@ class TrafficRecorder:
         *,
         manifest_of: Callable[[str], Manifest],
         known_vector: Callable[[str, str], np.ndarray | None],
+        shadowed: Callable[[LoggedSearch], object] = lambda search: None,
         random: Callable[[], float] = random.random,
     ) -> None:
         """Record nothing yet.
@@ -77,9 +93,11 @@ class TrafficRecorder:
             metrics: count answers.
             manifest_of: returns the manifest of an index by its name.
             known_vector: returns the vector of a text for an index if it is cached, None otherwise.
+            shadowed: called with each logged query that one index alone has answered.
             random: returns a number from 0 to 1, without 1.
 
         """
+        self._shadowed = shadowed
         self._keys, self._add, self._config, self._metrics = keys, add, config, metrics
         self._manifest_of, self._known_vector, self._random = manifest_of, known_vector, random
 
@@ -105,10 +123,11 @@ class TrafficRecorder:
                 return self._many(key, index, index_id, request_of, answer, took_s)
             identified_answer = identified(answer, key, index, index_id, _now_ms())
             self._count(index, identified_answer.mode, identified_answer)
-            if self._random() < self._config.share:
+            teams = self._teams_of(index, answer)
+            if teams or self._random() < self._config.share:
                 facts, request = identified_answer, request_of()
                 query = queries_of(request)(0)
-                answered = _Answered(query, answer, facts.version, facts.mode, facts.query_id, took_s)
+                answered = _Answered(query, answer, facts.version, facts.mode, facts.query_id, took_s, teams)
                 self._log(key, request, answered)
         except Exception:  # noqa: BLE001  the search was answered, whatever becomes of the log
             _LOG.warning("index %s: an answer gets no id", index, exc_info=True)
@@ -141,6 +160,12 @@ class TrafficRecorder:
                 self._log(key, request, answered)
         return b"".join(fields)
 
+    def _teams_of(self, index: str, answer: bytes) -> Mapping[str, object]:
+        """Return who has drawn the hits of an interleaved answer; nothing of another one."""
+        shadow = self._config.shadows.get(index) if self._config.interleave else None
+        teams = "" if shadow is None else pb.SearchResponse.FromString(answer).teams
+        return {"shadow": shadow, "teams": teams} if teams else {}
+
     def _count(self, index: str, mode: int, answer: IdentifiedAnswer) -> None:
         self._metrics.identified_answers.inc((index,))
         if answer.hits:
@@ -151,8 +176,39 @@ class TrafficRecorder:
         client = client_of(request.client_id if self._config.client_ids else "")
         # The cache of texts is that of the caller.
         vector_D = self._vector(request.index, answered.query) if self._config.vectors else None
-        row_of = partial(self._row, key, client, datetime.now(timezone.utc), request, answered, vector_D)
-        self._add(request.index, row_of, ROW_BYTES + len(answered.answer) + answered.query.ByteSize())
+        now = datetime.now(timezone.utc)
+        search = LoggedSearch(key, client, now, request, answered.query, answered.query_id, vector_D)
+        self._add_row(search, answered)
+        if not answered.facts:
+            self._shadowed(search)
+
+    def log_shadow(
+        self, index: str, search: LoggedSearch, answer: bytes, took_s: float, problem: str
+    ) -> None:
+        """Have it written how another index has answered a logged query, under the same id.
+
+        Args:
+            index: that has answered it, too.
+            search: the query.
+            answer: a serialised SearchResponse; empty: there is none.
+            took_s: seconds from the query to the answer.
+            problem: code of the error in place of an answer; empty: there is one.
+
+        """
+        facts = {"shadow": index} | ({"error": problem} if problem else {})
+        response = pb.SearchResponse.FromString(answer)
+        answered = _Answered(
+            search.query, answer, response.version, response.mode, search.query_id, took_s, facts
+        )
+        self._add_row(search, answered, ShadowAnswer)
+
+    def _add_row(
+        self, search: LoggedSearch, answered: _Answered, kind: type[LoggedQuery] = LoggedQuery
+    ) -> None:
+        row_of = partial(
+            self._row, search.key, search.client, search.at, search.request, answered, search.vector_D, kind
+        )
+        self._add(search.request.index, row_of, ROW_BYTES + len(answered.answer) + answered.query.ByteSize())
 
     def _row(
         self,
@@ -162,6 +218,7 @@ class TrafficRecorder:
         request: SearchMessage,
         answered: _Answered,
         vector_D: np.ndarray | None,
+        kind: type[LoggedQuery],
     ) -> LoggedQuery:
         config, query = self._config, answered.query
         # The hits of both messages are one field.
@@ -171,8 +228,9 @@ class TrafficRecorder:
         if config.text and request.options.ByteSize() <= MAX_OPTIONS_BYTES:
             attributes |= masked_values(MessageToDict(request.options, preserving_proto_field_name=True))
         # The mode of the answer: that of the options may leave it to the server.
-        attributes |= {"version": answered.version, "mode": _MODES[answered.mode]} | _page_of(request.options)
-        return LoggedQuery(
+        attributes |= {"version": answered.version, "mode": _MODES.get(answered.mode, "")}
+        attributes |= {**_page_of(request.options), **answered.facts}
+        return kind(
             query_id=answered.query_id.partition(".")[0],
             timestamp=now,
             client_id=client_hash(key, client, now.date()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from scannery.indexer import IndexerError, NotFoundError, read_manifest
@@ -11,7 +12,7 @@ from scannery.serving.config import TrafficConfig
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.traffic.answer_kernels import warm_up
 from scannery.serving.traffic.feedback import FeedbackTaker
-from scannery.serving.traffic.recorder import TrafficRecorder
+from scannery.serving.traffic.recorder import LoggedSearch, TrafficRecorder
 from scannery.serving.traffic.traffic_keys import TrafficKeys
 from scannery.serving.traffic.writer import TrafficWriter
 
@@ -23,13 +24,21 @@ _LOG = logging.getLogger(__name__)
 class TrafficLog:
     """What a process with public methods needs of the log; `start` starts its thread."""
 
-    def __init__(self, catalog: Catalog, config: TrafficConfig, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        config: TrafficConfig,
+        metrics: ServerMetrics,
+        *,
+        shadowed: Callable[[LoggedSearch], object] = lambda search: None,
+    ) -> None:
         """Write nothing yet.
 
         Args:
             catalog: the indexes, open until `stop`.
             config: the options, with a share above 0.
             metrics: of the process.
+            shadowed: as of `TrafficRecorder`.
 
         """
         self._keys = TrafficKeys(catalog.store)
@@ -48,6 +57,7 @@ class TrafficLog:
             metrics,
             manifest_of=catalog.manifest,
             known_vector=lambda index, text: catalog.snapshot(index).known_vector(text),
+            shadowed=shadowed,
         )
         self.feedback = FeedbackTaker(self._keys, self._writer.add, metrics, catalog.manifest)
         self.forget = self._writer.forget

@@ -959,6 +959,7 @@ class SearchResponse(_message.Message):
     NOTHING_RELEVANT_FIELD_NUMBER: _builtins.int
     UNSEEN_BOUND_FIELD_NUMBER: _builtins.int
     QUERY_ID_FIELD_NUMBER: _builtins.int
+    TEAMS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the index that was searched."""
     sequence: _builtins.int
@@ -974,6 +975,10 @@ class SearchResponse(_message.Message):
     query_id: _builtins.str
     """What `Feedback` takes about this answer, of at most 1000 characters; the characters before its `.` are the id in the log of queries.
     Empty where that log is off.
+    """
+    teams: _builtins.str
+    """Of an answer with hits of an index and its shadow, which are then in the order in which they were drawn, whatever their scores: a
+    character for each hit, `a` from the index, `b` from the shadow, `-` from both. Empty in all other answers.
     """
     @_builtins.property
     def hits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hit]:
@@ -999,10 +1004,11 @@ class SearchResponse(_message.Message):
         nothing_relevant: _builtins.bool = ...,
         unseen_bound: _builtins.float | None = ...,
         query_id: _builtins.str = ...,
+        teams: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "coverage", b"coverage", "explanation", b"explanation", "unseen_bound", b"unseen_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "coverage", b"coverage", "explanation", b"explanation", "hits", b"hits", "mode", b"mode", "nothing_relevant", b"nothing_relevant", "query_id", b"query_id", "sequence", b"sequence", "unseen_bound", b"unseen_bound", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound", "coverage", b"coverage", "explanation", b"explanation", "hits", b"hits", "mode", b"mode", "nothing_relevant", b"nothing_relevant", "query_id", b"query_id", "sequence", b"sequence", "teams", b"teams", "unseen_bound", b"unseen_bound", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__unseen_bound: _TypeAlias = _typing.Literal["unseen_bound"]  # noqa: Y015
     _WhichOneofArgType__unseen_bound: _TypeAlias = _typing.Literal["_unseen_bound", b"_unseen_bound"]  # noqa: Y015

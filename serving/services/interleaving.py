@@ -1,0 +1,96 @@
+"""Answers with hits of two indexes, drawn in turns, so that clicks tell which one people prefer.
+
+Team-draft interleaving (Radlinski, Kurup and Joachims 2008): in each round both indexes give their best hit that is not
+there yet, and a coin decides which one goes first. While both would give the same hit, it is of neither: as the coin
+alone decides whose it is, its clicks are noise, which hides small differences. (A round in which they differ counts as
+a whole: a hit of it that was of neither would make random clicks prefer a side.) The coins follow from the text:
+whoever asks again within minutes sees the same answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from scannery.v1 import search_pb2 as pb
+
+__all__ = ["Interleaving"]
+
+_NOT_WITH: tuple[Literal["crowding", "context", "min_score", "min_relevance"], ...] = (
+    "crowding", "context", "min_score", "min_relevance",
+)  # fmt: skip
+BOTH = "-"
+"""Side of a hit that both give next."""
+SAME_FOR_S = 600
+"""Time for which a text is answered in the same way."""
+
+
+class Interleaving:
+    """Chooses the searches that are answered by two indexes, and merges their answers. Safe to use from threads."""
+
+    def __init__(
+        self, shadows: Mapping[str, str], share: float, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Interleave some answers.
+
+        Args:
+            shadows: the other index of each index that has one.
+            share: share of the texts asked of these that are chosen, 0 to 1.
+            clock: seconds since 1970.
+
+        """
+        self._shadows, self._share, self._clock = shadows, share, clock
+
+    def shadow_of(self, index: str, request: pb.SearchRequest) -> str | None:
+        """Return the other index for a search of an index that is chosen; None: it is answered as ever.
+
+        Chosen are first pages of a text or words, without what depends on the scores or the number of hits.
+        """
+        shadow, options = self._shadows.get(index), request.options
+        if shadow is None or self._share <= 0:
+            return None
+        text = request.query.text or request.query.words
+        if not text or options.offset or options.explain or any(map(options.HasField, _NOT_WITH)):
+            return None
+        return shadow if self._coins(index, text).random() < self._share else None
+
+    def merged(self, request: pb.SearchRequest, answer: bytes, shadow: bytes) -> bytes:
+        """Return a serialised SearchResponse with hits of two, as many as the first has; all else is of the first."""
+        first, second = pb.SearchResponse.FromString(answer), pb.SearchResponse.FromString(shadow)
+        coins = self._coins(request.index, request.query.text or request.query.words)
+        coins.random()  # the one that has chosen the text
+        drawn, teams = _drawn(list(first.hits), list(second.hits), coins)
+        del first.hits[:]
+        first.hits.extend(drawn)
+        first.teams = teams
+        return first.SerializeToString()
+
+    def _coins(self, index: str, text: str) -> random.Random:
+        moment = int(self._clock() // SAME_FOR_S)
+        return random.Random(hashlib.sha256(f"{index}\0{text}\0{moment}".encode()).digest())
+
+
+def _drawn(ours: list[pb.Hit], theirs: list[pb.Hit], coins: random.Random) -> tuple[list[pb.Hit], str]:
+    """Return the hits of two answers in the order in which they are drawn, and the side of each."""
+    drawn: list[pb.Hit] = []
+    teams, shown, limit = "", set[str](), len(ours) or len(theirs)
+    sides = {"a": ours, "b": theirs}
+    while len(drawn) < limit:
+        is_even = True  # what both would give next says nothing of either
+        for side in coins.choice(("ab", "ba")):
+            sides = {
+                name: [hit for hit in hits if hit.datapoint.id not in shown] for name, hits in sides.items()
+            }
+            if not sides[side] or len(drawn) == limit:
+                continue
+            is_even = is_even and len({hits[0].datapoint.id for hits in sides.values() if hits}) == 1
+            hit = sides[side][0]
+            drawn.append(hit)
+            teams += BOTH if is_even else side
+            shown.add(hit.datapoint.id)
+        if not any(sides.values()):
+            break
+    return drawn, teams
