@@ -2,11 +2,11 @@
 
     python -m benchmarks.shadow [--draws 100] [--answers 2000]
 
-Rankings are those of a real index of a judged collection; those of the worse shadow lack some documents at random, as
-many as lower nDCG@10 by what stands in the row; those of the equal shadow lack none. People are simulated: who is
-careful clicks a relevant hit with probability .8 and another one with .05; who is hasty with .4 and .15, and looks at
-a hit with .7 of the probability of the one above. The verdict is looked at after every 50 answers, and the first one
-counts.
+Rankings are those of a real index of a judged collection. A worse shadow lacks some documents, or has the first ten
+hits of some queries in reverse, both at random, as many as lower nDCG@10 by what stands in the row. People are
+simulated: who is careful clicks a relevant hit with probability .8 and another one with .05; who is hasty with .4 and
+.15, and looks at a hit with .7 of the probability of the one above. The verdict is looked at after every 50 answers,
+and the first one counts.
 
 Shapes: Q queries.
 """
@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import product
 
 import numpy as np
 
@@ -36,7 +37,7 @@ __all__ = ["main"]
 DEPTH = 10
 MEASURE = "nDCG@10"
 LOOK = 50
-LOSSES = (0.0, 0.015, 0.03, 0.06)
+LOSSES = (0.0, 0.03, 0.06)
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 Rankings = Mapping[str, Sequence[str]]
@@ -62,16 +63,16 @@ def main() -> None:
         collection = MORE_COLLECTIONS[name]()
         rankings = ranked(collection)
         rows = []
-        for loss in LOSSES:
-            worse, measured = damaged(collection, rankings, loss)
-            for kind, people in PEOPLE.items():
+        for loss, (what, damage), (kind, people) in product(LOSSES, DAMAGES.items(), PEOPLE.items()):
+            if loss or what == "order":
+                worse, measured = damaged(collection, rankings, damage, loss)
                 drawn = [
                     verdict_of(collection, rankings, worse, people, given.answers, seed)
                     for seed in range(given.draws)
                 ]
                 ended = [answers for verdict, answers in drawn if verdict == "index"]
                 rows.append((
-                    f"{measured:.3f}", kind, f"{len(ended)} of {given.draws}",
+                    f"{measured:.3f}", what if loss else "–", kind, f"{len(ended)} of {given.draws}",
                     f"{np.median(ended):.0f}" if ended else "–",
                     f"{sum(verdict == 'shadow' for verdict, _ in drawn)} of {given.draws}",
                     f"{sum(verdict == 'equal' for verdict, _ in drawn)} of {given.draws}",
@@ -79,7 +80,7 @@ def main() -> None:
         print(
             f"\n{collection.name}, {len(collection.queries):,} queries, {given.answers:,} answers at most\n"
         )
-        titles = ("loss of nDCG@10", "people", "“the index is better”", "after answers (median)")
+        titles = ("loss of nDCG@10", "by", "people", "“the index is better”", "after answers (median)")
         print(table((*titles, "“the shadow is better”", "“equal”"), rows), flush=True)
 
 
@@ -108,25 +109,41 @@ def ranked(collection: Collection) -> dict[str, list[str]]:
     return {name: [hit.id for hit in hits] for name, hits in zip(names, answers, strict=True)}
 
 
-def damaged(collection: Collection, rankings: Rankings, loss: float) -> tuple[Rankings, float]:
-    """Return rankings without so many documents that nDCG@10 is lower by `loss`, and by how much it is."""
-    order = [name for name, _, _ in collection.documents]
-    random.Random(0).shuffle(order)
+Damage = Callable[[Rankings, Collection, int], Rankings]
+"""Function from rankings, their collection and a number to worse rankings, the worse the larger the number is."""
+
+
+def damaged(
+    collection: Collection, rankings: Rankings, damage: Damage, loss: float
+) -> tuple[Rankings, float]:
+    """Return rankings whose nDCG@10 is lower by `loss`, and by how much it is."""
     best = quality(collection, rankings)
-    low, high = 0, len(order)
-    while low < high:  # documents that are lacking
+    low, high = 0, len(collection.documents) if damage is without_documents else len(collection.queries)
+    while low < high:
         middle = (low + high) // 2
-        if best - quality(collection, without(rankings, order[:middle])) < loss:
+        if best - quality(collection, damage(rankings, collection, middle)) < loss:
             low = middle + 1
         else:
             high = middle
-    worse = without(rankings, order[:low])
+    worse = damage(rankings, collection, low)
     return worse, best - quality(collection, worse)
 
 
-def without(rankings: Rankings, lacking: Sequence[str]) -> Rankings:
-    gone = set(lacking)
+def without_documents(rankings: Rankings, collection: Collection, number: int) -> Rankings:
+    order = [name for name, _, _ in collection.documents]
+    random.Random(0).shuffle(order)
+    gone = set(order[:number])
     return {query: [name for name in hits if name not in gone] for query, hits in rankings.items()}
+
+
+def in_reverse(rankings: Rankings, collection: Collection, number: int) -> Rankings:
+    order = [*collection.queries]
+    random.Random(0).shuffle(order)
+    chosen = set(order[:number])
+    return {query: [*hits[DEPTH - 1 :: -1]] if query in chosen else hits for query, hits in rankings.items()}
+
+
+DAMAGES: Mapping[str, Damage] = {"documents": without_documents, "order": in_reverse}
 
 
 def quality(collection: Collection, rankings: Rankings) -> float:

@@ -18,7 +18,7 @@ def merged(
     """Return the merged hits of two answers, and who drew them; a hit is a letter."""
     interleaving = Interleaving({"talks": "trial"}, 1.0, clock=lambda: at_s)
     request = pb.SearchRequest(index="talks", query=pb.Query(text=text))
-    answers = []
+    answers = list[bytes]()
     for hits in (ours, theirs):
         response = pb.SearchResponse(version=len(answers) + 7)
         for name in hits:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import scannery
+from scannery.cli.commands.log import log_app
 from scannery.indexer import Store
 from scannery.indexer.traffic.day_files import read_rows
 from scannery.indexer.traffic.forgetting import forget_client, forget_document
@@ -24,7 +23,6 @@ from scannery.runtime.errors import ConfigError
 from scannery.serving import SecurityConfig
 from scannery.serving.config import TrafficConfig
 from scannery.serving.security.api_keys import KeyFile
-from tests.data import ROOT
 from tests.served import serving
 
 TEXTS = [f"{word} {number}" for number in range(10) for word in ("river", "guitar", "garden")]
@@ -146,13 +144,7 @@ def test_wrong_options_are_told(options: dict[str, object], message: str) -> Non
 def shadow(store: Path) -> dict[str, Any]:
     """Return the report of the command."""
     options = ["--index", "talks", "--shadow", "trial", "--store", str(store), "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "scannery", "log", "shadow", *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(log_app, ["shadow", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
     report: dict[str, Any] = json.loads(done.stdout)
     return report
