@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,8 @@ WAYS: dict[str, tuple[str, ...]] = {
     "one in twenty": ("--traffic-share", "0.05", "--traffic-text"),
     "all, with vectors": ("--traffic-share", "1", "--traffic-text", "--traffic-vectors"),
 }
+SHADOW = ("--traffic-share", "0.05", "--shadow", "sample=trial")
+"""Way of texts alone: vectors are not asked of a shadow."""
 SAMPLES = 1000
 """Bootstrap samples of turns."""
 
@@ -50,11 +53,14 @@ Turn = tuple[np.ndarray, float]
 
 
 def compare(
-    store: Path, asking: Callable[[scannery.Client], Callable[[int], object]], arguments: argparse.Namespace
+    store: Path,
+    asking: Callable[[scannery.Client], Callable[[int], object]],
+    arguments: argparse.Namespace,
+    ways: Mapping[str, tuple[str, ...]] = WAYS,
 ) -> None:
     """Print the latencies of a search from servers of all ways."""
     with ExitStack() as stack:
-        processes = {name: stack.enter_context(served(store, *flags)) for name, flags in WAYS.items()}
+        processes = {name: stack.enter_context(served(store, *flags)) for name, flags in ways.items()}
         asks = {}
         for name, (_, address, _) in processes.items():
             asks[name] = asking(stack.enter_context(scannery.connect(address)))
@@ -66,10 +72,9 @@ def compare(
                 used_us = (cpu_s(processes[name][0]) - before_s) * 1e6 / len(latencies)
                 return np.array(latencies) * 1e3, used_us
 
-            ways = {name: (lambda name=name: turn(name)) for name in WAYS}
-            turns = in_turns(ways, arguments.rounds, warm=2)
+            turns = in_turns({name: partial(turn, name) for name in ways}, arguments.rounds, warm=2)
             print(f"{callers} caller(s)\n")
-            print(table(TITLES, [row_of(name, turns[name], turns["off"]) for name in WAYS]), flush=True)
+            print(table(TITLES, [row_of(name, turns[name], turns["off"]) for name in ways]), flush=True)
 
 
 TITLES = ("log", "queries", "p50, ms", "p99, ms", "p99 / off, 95 %", "p50 / off", "server, µs a query")
@@ -124,7 +129,9 @@ def texts(arguments: argparse.Namespace, folder: Path) -> None:
         index = client.index("sample")
         return lambda number: index.search(f"how do volcanoes form {next(numbers)}", K)
 
-    compare(folder / "store", asking, arguments)
+    with scannery.connect(folder / "store") as client:
+        client.branch_index("sample", "trial")
+    compare(folder / "store", asking, arguments, {**WAYS, "one in twenty, and a shadow": SHADOW})
 
 
 def main() -> None:
