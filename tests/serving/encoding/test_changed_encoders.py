@@ -190,7 +190,7 @@ def test_encoders_that_no_version_has_any_more_are_freed(store: Path, tmp_path: 
     pool = EncoderPool(device="cpu", clock=clock)
     assert manifest.encoder is not None
     sizes: list[int] = []
-    for number in range(20):
+    for number in range(10):
         model = models / str(number)
         shutil.copytree(find_model(MINILM), model, copy_function=linked)
         fingerprint = {**manifest.encoder, "model": str(model)}
@@ -219,7 +219,7 @@ def test_an_encoder_process_keeps_encoders_that_servers_may_still_use(tmp_path: 
         [first] = registry.encoders("texts")
         holder = LeaseHolder(store)
         digests: list[str] = []
-        for seed in range(20):
+        for seed in range(12):
             model = make_query_model(models / str(seed), base=base, seed=seed)
             client.index("texts").alter(encoder={"query_model": str(model)})
             manifest = read_manifest(store, "texts")

@@ -48,7 +48,7 @@ def waited(client: scannery.Client, is_met: Callable[[Migration], bool]) -> Migr
     return migration
 
 
-@pytest.mark.parametrize("wire", ["HTTP", "embedded"])
+@pytest.mark.parametrize("wire", ["HTTP", pytest.param("embedded", marks=pytest.mark.long)])
 def test_a_migration_there_and_back(tmp_path: Path, wire: str) -> None:
     create(tmp_path / "store")
     with connected(tmp_path / "store", wire) as client:
