@@ -113,8 +113,7 @@ def test_writes_of_both_releases_outlast_upgrade_downgrade_and_upgrade(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("log", ["in the store", "in PostgreSQL"])
-@pytest.mark.parametrize("level", LAST_RELEASES)
+@pytest.mark.parametrize(("level", "log"), zip(LAST_RELEASES, ["in the store", "in PostgreSQL"], strict=True))
 def test_random_writes_of_both_releases_in_four_turns(
     level: int,
     log: str,
