@@ -113,7 +113,9 @@ def test_writes_of_both_releases_outlast_upgrade_downgrade_and_upgrade(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("level", "log"), zip(LAST_RELEASES, ["in the store", "in PostgreSQL"], strict=True))
+@pytest.mark.parametrize(
+    ("level", "log"), [*zip(LAST_RELEASES, ["in the store", "in PostgreSQL"], strict=True)]
+)
 def test_random_writes_of_both_releases_in_four_turns(
     level: int,
     log: str,
