@@ -101,7 +101,7 @@ def test_every_field_of_the_options_is_served_or_refused() -> None:
     served = {"k", "where", "mode", "crowding", "offset", "min_score", "exact", "target_recall",
               "return_fields", "return_vector", "knobs", "explain", "min_sequence", "vectors",
               "inner_product", "allow_partial", "typos", "prefix", "diversity", "further_crowding",
-              "ranking", "vector_model"}  # fmt: skip
+              "ranking", "vector_model", "map_vectors"}  # fmt: skip
     refused = {"fusion", "rerank", "highlight"}  # with a vector
     refused |= {"context"}  # of an index whose datapoints are documents of their own
     refused |= {"min_relevance"}  # of an index without measured relevance
