@@ -209,7 +209,8 @@ def clicks(number: int, relevant: Sequence[bool], people: People, chosen: random
 
 def logged(number: int, hits: list[str], teams: str) -> LoggedQuery:
     return LoggedQuery(
-        query_id=str(number), timestamp=NOW, client_id="", asker=None, user_query=None, query_response_hit_ids=hits,
+        query_id=str(number), timestamp=NOW, client_id=str(number), asker=None, user_query=None,
+        query_response_hit_ids=hits,
         scores=[0.0] * len(hits), query_attributes=f'{{"teams": "{teams}"}}', vector=None, latency_us=0,
     )  # fmt: skip
 

@@ -135,7 +135,7 @@ def preference_of(queries: Iterable[LoggedQuery], events: Iterable[LoggedEvent])
     for event in events:
         if event.action_name == CLICK:
             clicks[event.query_id].add(event.ordinal)
-    wins, heard = Counter[str](), set[str]()
+    wins, heard = Counter[str](), set[object]()
     for row in queries:
         teams = str(row.attributes.get("teams", ""))
         if not teams:
@@ -143,7 +143,8 @@ def preference_of(queries: Iterable[LoggedQuery], events: Iterable[LoggedEvent])
         wins["answers"] += 1
         drawn = Counter(teams[rank - 1] for rank in clicks.get(row.query_id, ()) if rank <= len(teams))
         wins["clicked"] += bool(drawn)
-        voter = row.asker or row.query_id
+        # Without texts, who asks the same again within minutes, and so sees the same, is the same voter.
+        voter = row.asker or (row.client_id, *row.query_response_hit_ids)
         if drawn["a"] == drawn["b"] or voter in heard:
             continue
         heard.add(voter)

@@ -103,6 +103,14 @@ class BridgedMethods(MethodRegistry):
         """Return the name of the index in a request; empty: it has none, or is not of this server."""
         return "" if isinstance(request, self._bridged) else self._service.index_of(request)
 
+    def call_on_wire(
+        self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
+    ) -> bytes:
+        """As that of this server, for its own methods."""
+        if isinstance(request, self._bridged):
+            return super().call_on_wire(path, request, deadline, stats)
+        return self._service.call_on_wire(path, request, deadline, stats)
+
     def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """As that of this server."""
         return self._service.prepare(request, stats)

@@ -61,6 +61,7 @@ __all__ = [
     "parse_vectors",
     "ready_vector",
     "vector_components",
+    "words_of",
 ]
 
 _FLOAT32 = np.dtype("<f4")  # made once: to read its name takes as long as to read a vector
@@ -531,6 +532,13 @@ def _valid(vector_D: np.ndarray, dimensions: int, distance: Distance, path: str)
         return vector_value(vector_D, dimensions, field=path, distance=distance)
     except InvalidRecordError as error:
         raise InvalidRequestError(error.message, field=path) from error
+
+
+def words_of(query: pb.Query) -> str:
+    """Return the text or words of a query that has nothing else; empty: what it has may be of one model or index."""
+    if query.WhichOneof("kind") not in {"text", None} or query.HasField("sparse_vector"):
+        return ""
+    return query.text or query.words
 
 
 def ready_vector(vector_1D: np.ndarray, vectors: ChosenVectors) -> ByVector | None:

@@ -21,6 +21,7 @@ __all__ = [
     "anonymous_at",
     "check_visible",
     "current_account",
+    "current_client",
     "current_principal",
     "is_visible",
 ]
@@ -97,6 +98,12 @@ def current_account() -> str:
     """Return the account of the caller of the current request; empty: the engine is called inside this process."""
     principal = CURRENT.get()
     return principal.account if principal is not None else ""
+
+
+def current_client(client_id: str) -> str:
+    """Return who asks: the account of the caller of the current request, and whom it says that it asks for, if any."""
+    account = current_account()
+    return f"{account}\0{client_id}" if client_id else account
 
 
 CURRENT: ContextVar[Principal | None] = ContextVar("scannery_principal", default=None)

@@ -1,10 +1,11 @@
 """Answers with hits of two indexes, drawn in turns, so that clicks tell which one people prefer.
 
 Team-draft interleaving (Radlinski, Kurup and Joachims 2008): in each round both indexes give their best hit that is not
-there yet, and a coin decides which one goes first. While both would give the same hit, it is of neither: as the coin
-alone decides whose it is, its clicks are noise, which hides small differences. (A round in which they differ counts as
-a whole: a hit of it that was of neither would make random clicks prefer a side.) The coins follow from the text:
-whoever asks again within minutes sees the same answer.
+there yet, and a coin decides which one goes first. Where both would give the same hit, it is of neither, and a round
+of its own: as the coin alone would decide whose it is, its clicks are noise, which hides small differences. Coins thus
+decide the order of a pair and nothing else: with both sides swapped, each answer is as probable, so that clicks which
+follow from ranks alone prefer no side. The coins follow from the text and who asks: whoever asks again within minutes
+sees the same answer, and people who ask the same text count one by one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from scannery.serving.request.query import words_of
+from scannery.serving.security.principal import current_client
 from scannery.v1 import search_pb2 as pb
 
 __all__ = ["Interleaving"]
@@ -38,7 +41,7 @@ class Interleaving:
 
         Args:
             shadows: the other index of each index that has one.
-            share: share of the texts asked of these that are chosen, 0 to 1.
+            share: share of the texts asked of these that are chosen, 0 to 1; for each asker others.
             clock: seconds since 1970.
 
         """
@@ -52,15 +55,19 @@ class Interleaving:
         shadow, options = self._shadows.get(index), request.options
         if shadow is None or self._share <= 0:
             return None
-        text = request.query.text or request.query.words
-        if not text or options.offset or options.explain or any(map(options.HasField, _NOT_WITH)):
+        if (
+            not words_of(request.query)
+            or options.offset
+            or options.explain
+            or any(map(options.HasField, _NOT_WITH))
+        ):
             return None
-        return shadow if self._coins(index, text).random() < self._share else None
+        return shadow if self._coins(index, request).random() < self._share else None
 
     def merged(self, request: pb.SearchRequest, answer: bytes, shadow: bytes) -> bytes:
         """Return a serialised SearchResponse with hits of two, as many as the first has; all else is of the first."""
         first, second = pb.SearchResponse.FromString(answer), pb.SearchResponse.FromString(shadow)
-        coins = self._coins(request.index, request.query.text or request.query.words)
+        coins = self._coins(request.index, request)
         coins.random()  # the one that has chosen the text
         drawn, teams = _drawn(list(first.hits), list(second.hits), coins)
         del first.hits[:]
@@ -68,9 +75,10 @@ class Interleaving:
         first.teams = teams
         return first.SerializeToString()
 
-    def _coins(self, index: str, text: str) -> random.Random:
-        moment = int(self._clock() // SAME_FOR_S)
-        return random.Random(hashlib.sha256(f"{index}\0{text}\0{moment}".encode()).digest())
+    def _coins(self, index: str, request: pb.SearchRequest) -> random.Random:
+        moment, asker = int(self._clock() // SAME_FOR_S), current_client(request.client_id)
+        facts = (index, words_of(request.query), str(moment), asker)
+        return random.Random(hashlib.sha256("\0".join(facts).encode()).digest())
 
 
 def _drawn(ours: list[pb.Hit], theirs: list[pb.Hit], coins: random.Random) -> tuple[list[pb.Hit], str]:
@@ -79,18 +87,15 @@ def _drawn(ours: list[pb.Hit], theirs: list[pb.Hit], coins: random.Random) -> tu
     teams, shown, limit = "", set[str](), len(ours) or len(theirs)
     sides = {"a": ours, "b": theirs}
     while len(drawn) < limit:
-        is_even = True  # what both would give next says nothing of either
-        for side in coins.choice(("ab", "ba")):
-            sides = {
-                name: [hit for hit in hits if hit.datapoint.id not in shown] for name, hits in sides.items()
-            }
-            if not sides[side] or len(drawn) == limit:
-                continue
-            is_even = is_even and len({hits[0].datapoint.id for hits in sides.values() if hits}) == 1
-            hit = sides[side][0]
-            drawn.append(hit)
-            teams += BOTH if is_even else side
-            shown.add(hit.datapoint.id)
-        if not any(sides.values()):
+        sides = {name: [hit for hit in hits if hit.datapoint.id not in shown] for name, hits in sides.items()}
+        first = {name: hits[0] for name, hits in sides.items() if hits}
+        if not first:
             break
+        order = coins.choice(("ab", "ba"))
+        if len({hit.datapoint.id for hit in first.values()}) == 1:  # it says nothing of either
+            order = next(name for name in order if name in first)
+        for side in order[: limit - len(drawn)]:
+            drawn.append(first[side])
+            teams += side if len(order) == 2 else BOTH
+            shown.add(first[side].datapoint.id)
     return drawn, teams

@@ -12,10 +12,10 @@ from scannery.indexer.traffic.rows import CLICK, REJECT, Action, LoggedEvent
 from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.errors import InvalidRequestError, OverloadedError
 from scannery.serving.request.query import check_count, parse_identifier
+from scannery.serving.security.principal import current_client
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.traffic.answer_kernels import MAX_HITS
 from scannery.serving.traffic.query_ids import AnsweredQuery, verified_id
-from scannery.serving.traffic.recorder import client_of
 from scannery.serving.traffic.traffic_keys import TrafficKeys
 from scannery.v1 import search_pb2 as pb
 
@@ -92,7 +92,7 @@ def _events(request: pb.FeedbackRequest, answered: AnsweredQuery) -> list[Logged
     if both := set(request.clicked) & set(request.rejected):
         raise InvalidRequestError.at("rejected", f"{min(both)!r:.100} is in `clicked`, too")
     now = datetime.now(timezone.utc)
-    client_id = client_hash(answered.key, client_of(""), now.date())
+    client_id = client_hash(answered.key, current_client(""), now.date())
     actions: chain[tuple[Action, str]] = chain(
         zip(repeat(CLICK), request.clicked), zip(repeat(REJECT), request.rejected)
     )

@@ -26,7 +26,7 @@ from scannery.serving.config import TrafficConfig
 from scannery.serving.observation.query_sample import SearchMessage, queries_of
 from scannery.serving.request.modes import WIRE_MODES, Mode
 from scannery.serving.request.query import vector_components
-from scannery.serving.security.principal import CURRENT
+from scannery.serving.security.principal import current_client
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.traffic.answer_kernels import MAX_HITS, IdentifiedAnswer, identified, list_bounds
 from scannery.serving.traffic.masking import logged_text, masked_values
@@ -34,7 +34,7 @@ from scannery.serving.traffic.traffic_keys import TrafficKeys
 from scannery.serving.traffic.writer import ROW_BYTES
 from scannery.v1 import search_pb2 as pb
 
-__all__ = ["LoggedSearch", "TrafficRecorder", "client_of"]
+__all__ = ["LoggedSearch", "TrafficRecorder"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class TrafficRecorder:
 
     def _log(self, key: TrafficKey, request: SearchMessage, answered: _Answered) -> None:
         """Have a query written, whose row is made later: that takes longer than a quick search."""
-        client = client_of(request.client_id if self._config.client_ids else "")
+        client = current_client(request.client_id if self._config.client_ids else "")
         # The cache of texts is that of the caller.
         vector_D = self._vector(request.index, answered.query) if self._config.vectors else None
         now = datetime.now(timezone.utc)
@@ -253,13 +253,6 @@ class TrafficRecorder:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def client_of(client_id: str) -> str:
-    """Return who asks: the caller of the current request, and whom it asks for."""
-    principal = CURRENT.get()
-    account = principal.account if principal is not None else ""
-    return f"{account}\0{client_id}" if client_id else account
 
 
 def _page_of(options: pb.SearchOptions) -> dict[str, object]:

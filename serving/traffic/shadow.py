@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from scannery.runtime.errors import CodedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.observation.query_sample import IndexSample
+from scannery.serving.request.query import words_of
 from scannery.serving.scheduling.spare_time import SpareTime
 from scannery.serving.traffic.recorder import LoggedSearch
 from scannery.v1 import search_pb2 as pb
@@ -20,6 +21,8 @@ __all__ = ["Shadow"]
 
 WAITING = 256
 """Most queries that wait, the newest ones."""
+WAITING_BYTES = 64 << 10
+"""Largest request that waits: a filter may be megabytes, and a waiting query holds the request that it is from."""
 TIMEOUT_S = 10.0
 """Longest time of an answer."""
 LOOK_S = 0.05
@@ -49,8 +52,10 @@ class Shadow:
         self._waiting: deque[LoggedSearch] = deque(maxlen=WAITING)
 
     def add(self, search: LoggedSearch) -> None:
-        """Have a query asked of the shadow of its index, if it has one, and one can: by text or words."""
-        if search.request.index in self._shadows and (search.query.text or search.query.words):
+        """Have a query asked of the shadow of its index, if it has one, and one can: by text or words alone."""
+        if search.request.index not in self._shadows or not words_of(search.query):
+            return
+        if search.request.ByteSize() <= WAITING_BYTES:
             self._waiting.append(search)
 
     def run(self, samples: Mapping[str, IndexSample], spare: SpareTime) -> float:

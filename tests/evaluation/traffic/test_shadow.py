@@ -19,7 +19,7 @@ NOON = datetime(2026, 11, 29, 12, tzinfo=timezone.utc)
 def logged(number: int, hits: str, **attributes: object) -> LoggedQuery:
     return query(
         number, NOON, query_response_hit_ids=[*hits], scores=[0.5] * len(hits), latency_us=1000,
-        query_attributes=json.dumps(attributes),
+        query_attributes=json.dumps(attributes), client_id=f"client {number}",
     )  # fmt: skip
 
 
@@ -69,6 +69,13 @@ def test_one_who_asks_the_same_again_and_again_counts_once() -> None:
     ]
     preference = preference_of(rows, [each for number in range(53) for each in clicks(number, 2)])
     assert (preference.clicked, preference.shadow_wins) == (53, 4)
+
+
+def test_without_texts_one_who_sees_the_same_again_counts_once() -> None:
+    rows = [replace(logged(number, "ab", shadow="new", teams="ab"), client_id="one") for number in range(9)]
+    rows[8] = replace(rows[8], query_response_hit_ids=["a", "c"])
+    preference = preference_of(rows, [each for number in range(9) for each in clicks(number, 2)])
+    assert (preference.clicked, preference.shadow_wins) == (9, 2)
 
 
 def preferred(index_wins: int, shadow_wins: int) -> Preference:

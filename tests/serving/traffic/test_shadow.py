@@ -80,6 +80,21 @@ def test_a_shadow_that_cannot_answer_harms_nothing(store: Path) -> None:
 
 
 @pytest.mark.system
+def test_answers_of_a_shadow_are_of_it_alone(store: Path) -> None:
+    """It has a shadow, too, and answers to its people have hits of both."""
+    shadows = ("talks=trial", "trial=talks")
+    traffic = TrafficConfig(share=1.0, text=True, shadow=shadows, interleave=0.5)
+    with serving(store, traffic=traffic) as server, scannery.connect(server.address) as client:
+        for number in range(24):
+            client.index("talks").search(f"river {'so ' * number}", k=3)
+        time.sleep(3)
+    answers = {
+        tuple(row.query_response_hit_ids) for row in read_rows(Store.open(store), "talks", ShadowAnswer)
+    }
+    assert len(answers) == 1 and next(iter(answers))[0] == "d30"
+
+
+@pytest.mark.system
 def test_people_choose_between_both(store: Path) -> None:
     """They click the hit that only the shadow has: 40 answers are enough, and none is needed for the others."""
     chosen = random.Random(1)
