@@ -89,12 +89,15 @@ def is_reached(goal: Goal, mirror: Manifest) -> bool:
 def is_due(store: Store, mirror: Manifest, sequence: int) -> bool:
     """Return whether a process has something to do for a mirror, which has the mutations up to a sequence.
 
-    A mirror whose goal is reached follows when the index is sealed: `--undo` takes over what is in the log.
+    A mirror whose goal is reached follows when the index is sealed: `--undo` takes over what is in the log. And an
+    error is told until a process has ended without one: one that was late may have been all that failed.
     """
     goal = goal_of(store, mirror.index)
     if goal is None or mirror.mirror is None:
         return False
-    return not is_reached(goal, mirror) or read_manifest(store, mirror.mirror.index).log_sequence > sequence
+    if not is_reached(goal, mirror) or progress_of(store, mirror.index).error:
+        return True
+    return read_manifest(store, mirror.mirror.index).log_sequence > sequence
 
 
 def _key(mirror: str, name: str) -> str:

@@ -190,7 +190,7 @@ does either wait for migrations."""
 
 
 _DETACHED: list[subprocess.Popen[bytes]] = []
-"""Processes that outlive the client that started them."""
+"""Processes that outlive what started them."""
 
 
 PRESSED_S = 5.0
@@ -203,7 +203,7 @@ MEMORY_SHARE = 0.25
 
 
 GOAL_S = 2.0
-"""Time between two looks at what a migration still has to do: in a bucket each is three requests."""
+"""Time between two looks at what a migration still has to do: in a bucket each is four requests."""
 ENCODING_BYTES = 5 * TASK_BYTES
 """Memory of a migration with a model of 100 MB, as measured."""
 MARKED_S = 10.0
@@ -460,6 +460,9 @@ class Maintenance:
     def close(self, *, finish: bool = False) -> None:
         """Terminate the running tasks; nothing is lost by that.
 
+        A migration is not waited for: what it ignores SIGTERM for, the removal of a mirror, must come to its end. The
+        index may be closed since that mirror is gone.
+
         Args:
             finish: let them finish on their own instead. Short-lived embedded clients would otherwise terminate every
                 seal that they start, until memory is full and writes fail.
@@ -469,9 +472,10 @@ class Maintenance:
             for task, slots in _SLOTS.items():
                 slots.leave((self, task))
             if finish:
-                self._detach()
+                self._detach(*self._runs)
             for run in self._runs.values():
                 run.process.terminate()
+            self._detach("migrate")
             for run in self._runs.values():
                 try:
                     run.process.wait(END_S)
@@ -481,12 +485,12 @@ class Maintenance:
                 run.release()
             self._runs.clear()
 
-    def _detach(self) -> None:
+    def _detach(self, *tasks: Task) -> None:
         _DETACHED[:] = [process for process in _DETACHED if process.poll() is None]  # reaps those that ended
-        for run in self._runs.values():
-            run.release()
-            _DETACHED.append(run.process)
-        self._runs.clear()
+        for task in tasks:
+            if (run := self._runs.pop(task, None)) is not None:
+                run.release()
+                _DETACHED.append(run.process)
 
     def _age_s(self, state: LiveState) -> float:
         if not state.mutations or state.manifest.version != self._base:

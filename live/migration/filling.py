@@ -32,7 +32,7 @@ from scannery.live.maintenance.replacement import Replacement
 from scannery.live.migration.conversion import Conversion
 from scannery.live.migration.errors import MigrationError
 from scannery.live.migration.mapping import SAMPLE_ROWS, publish_maps
-from scannery.live.migration.mirrors import keep_source
+from scannery.live.migration.mirrors import check_there, keep_source
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema, whole_rows
 
@@ -91,7 +91,7 @@ def convert_base(
         progress: called after each unit.
 
     Raises:
-        NotFoundError: the base was removed: abandon the migration, and begin it again.
+        NotFoundError: the base was removed: abandon the migration, and begin it again; or the mirror was abandoned.
         UnencodableError, EncoderUnavailableError, EmbedError: a datapoint cannot be converted.
         StoreError: the store cannot be written.
 
@@ -105,6 +105,7 @@ def convert_base(
     for number, unit in enumerate(_units(base, mirror)):
         if unit.key not in existing and number % part[1] == part[0]:
             rows = conversion.rows(unit.rows(schema))
+            check_there(store, mirror)
             store.write(unit.key, _packed(rows))
             existing.add(unit.key)
             encoded += unit.size

@@ -31,6 +31,7 @@ __all__ = [
     "VectorsOfSpec",
     "begin_mirror",
     "check_followed",
+    "check_there",
     "follow_spec",
     "keep_source",
     "mirror_name",
@@ -59,6 +60,15 @@ def mirror_of(store: Store, index: str) -> Manifest:
         if manifest.mirror is not None and manifest.mirror.index == index:
             return manifest
     raise NotFoundError(f"index {index!r} is not being migrated", field="index")
+
+
+def check_there(store: Store, mirror: Manifest) -> None:
+    """Raise NotFoundError if a mirror was abandoned meanwhile: nothing would remove what is now written for it."""
+    name = mirror.index
+    if latest_version(store, name) is None or read_manifest(store, name).index_id != mirror.index_id:
+        raise NotFoundError(
+            f"another process has abandoned the migration with mirror {name!r}", field="index"
+        )
 
 
 def begin_mirror(

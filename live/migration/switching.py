@@ -154,13 +154,15 @@ def settle(store: Store, index: str) -> None:
     """Give the mirror of an index the former content, if a process was killed between the two steps of an exchange.
 
     Raises:
-        NotFoundError: the former version was removed.
+        NotFoundError: the former version was removed, or the index was dropped.
 
     """
     mirror = mirror_of(store, index)
     followed = mirror.mirror
     assert followed is not None
     versions = [read_manifest(store, index, number) for number in list_versions(store, index)]
+    if not versions:
+        raise NotFoundError(f"index {index!r} was dropped: abandon the migration", field="index")
     if versions[-1].switches == followed.switches:
         return
     before = [each for each in versions if each.switches == followed.switches]

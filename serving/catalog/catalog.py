@@ -19,6 +19,7 @@ from typing import Any
 
 from scannery.indexer import (
     IndexerError,
+    InUseError,
     LeaseHolder,
     Manifest,
     NotFoundError,
@@ -38,7 +39,7 @@ from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.locks import Task
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.scheduler import SWEEP_S
-from scannery.live.migration.mirrors import VectorsOfSpec, begin_mirror
+from scannery.live.migration.mirrors import VectorsOfSpec, begin_mirror, mirror_of
 from scannery.runtime.errors import (
     ClosedError,
     InvalidRequestError,
@@ -178,10 +179,13 @@ class Catalog:
 
         Raises:
             NotFoundError: the store has nothing of this name.
-            InUseError: another process removes it, or (embedded) a server has it open or a build is running.
+            InUseError: it is being migrated, another process removes it, or (embedded) a server has it open or a build
+                is running.
             OverloadedError: another index was being opened until the deadline; nothing was removed.
 
         """
+        if self._is_migrated(name):
+            raise InUseError(f"index {name!r} is being migrated: abandon the migration first", field="index")
         # The leases of a server are those of its own workers, too.
         force = self._upkeep.watched
         # The turn is kept until the index is invisible in the store: otherwise it could be opened again.
@@ -195,6 +199,12 @@ class Catalog:
                 drop(self.store, name, log_root=self._opener.log_root, force=force, hidden=turn.close)
             finally:  # also if it fails after the index has become invisible
                 self._drops.change(name)
+
+    def _is_migrated(self, name: str) -> bool:
+        """Return whether an index has a mirror, which would be of no use without it."""
+        with suppress(IndexerError):  # a mirror that cannot be read
+            return bool(mirror_of(self.store, name))
+        return False
 
     def branch(
         self, name: str, branch: str, *, version: int | None, time: datetime | None, request_id: str

@@ -117,7 +117,7 @@ class Migrations:
             filled=followed.filled,
             exchanged=followed.former,
             reached=goal is not None and is_reached(goal, mirror),
-            converted=report.converted,
+            converted=report.to_convert if followed.filled else report.converted,
             to_convert=report.to_convert,
             rows_per_second=0.0 if followed.filled else report.rows_per_s,
             seconds_left=None if followed.filled else report.seconds_left,

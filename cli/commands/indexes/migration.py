@@ -30,6 +30,7 @@ from scannery.indexer import (
     read_manifest,
 )
 from scannery.indexer.models.manifest import Difference
+from scannery.indexer.versions.versions import is_dropped
 from scannery.live.log.location import LogRoot
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.goals import Goal, Progress, goal_of, is_reached, progress_of, set_goal, tell
@@ -215,8 +216,11 @@ class Migration:
         try:
             while (goal := goal_of(self._store, mirror)) is not None:
                 if goal is Goal.ABANDON:
+                    # A server ends the processes of an index when that is gone, which a mirror is before its files are.
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     self.abandon()
-                elif self._is_led(goal):
+                    return
+                if self._is_led(goal):
                     return
         except (IndexerError, ServingError) as error:
             if goal_of(self._store, mirror) is not None:  # else another process has abandoned it
@@ -252,9 +256,15 @@ class Migration:
 
     def abandon(self) -> None:
         """Remove the mirror with all that it keeps."""
-        mirror = self._mirror
-        drop(self._store, mirror.index, log_root=self._log_root, force=True)
-        release_source(self._store, self._index, mirror.index)
+        mirror = mirror_name(self._index)
+        if not is_dropped(
+            self._store, mirror
+        ):  # else an earlier process was killed while it removed the mirror
+            mirror = self._mirror.index
+        release = partial(release_source, self._store, self._index, mirror)
+        # Early, since this may be killed, and at last: what converts may just have renewed it.
+        drop(self._store, mirror, log_root=self._log_root, force=True, hidden=release)
+        release()
 
     def status(self) -> tuple[dict[str, Any], str]:
         """Return what the index and its mirror are, and a sentence of it."""

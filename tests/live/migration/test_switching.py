@@ -9,27 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import scannery
+from scannery.cli.commands.indexes.migration import Migration
 from scannery.indexer import (
     AlreadyExistsError,
     IndexSpec,
     InUseError,
     Manifest,
+    NotFoundError,
     Store,
     VectorsInfo,
     alter_index,
     read_manifest,
 )
 from scannery.indexer.versions.leases import read_leases
-from scannery.indexer.versions.versions import hold_current
+from scannery.indexer.versions.versions import hold_current, tombstone_key
 from scannery.live.maintenance import scheduler
+from scannery.live.maintenance.drop import drop
+from scannery.live.maintenance.goals import Goal, Progress, is_due, set_goal, tell
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration import mirrors, switching
-from scannery.live.migration.conversion import changed_spec
+from scannery.live.migration.conversion import Conversion, changed_spec
 from scannery.live.migration.errors import MigrationError, MirrorBrokenError, UnencodableError
 from scannery.live.migration.filling import convert_base, fill
 from scannery.live.migration.following import Follower
@@ -343,3 +348,53 @@ def test_who_comes_second_leaves_the_lease_of_the_first(migrated: Migrated) -> N
         mirrors._new_mirror(migrated.store, INDEX, CHANGES, migrated.vectors_of)
     assert mirror.mirror is not None
     assert mirror.mirror.base in read_leases(migrated.store, INDEX).versions
+
+
+def test_nothing_is_written_for_a_mirror_that_was_abandoned(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = begin_mirror(migrated.store, INDEX, CHANGES, migrated.vectors_of)
+    rows_of = Conversion.rows
+
+    def abandoned_meanwhile(conversion: Conversion, rows: pa.Table) -> pa.Table:
+        Migration(migrated.store, INDEX, None).abandon()
+        return rows_of(conversion, rows)
+
+    monkeypatch.setattr(Conversion, "rows", abandoned_meanwhile)
+    with pytest.raises(NotFoundError, match="another process has abandoned"):
+        convert_base(migrated.store, mirror, migrated.encoders)
+    assert what_is_left(migrated.store) == []
+
+
+def test_a_removal_that_was_killed_is_gone_on_with(migrated: Migrated) -> None:
+    migrated.begin()
+    migrated.store.write(tombstone_key("talks-mirror"), b"{}")
+    Migration(migrated.store, INDEX, None).abandon()
+    assert what_is_left(migrated.store) == []
+    with pytest.raises(NotFoundError, match="not being migrated"):
+        Migration(migrated.store, INDEX, None).abandon()
+
+
+def test_an_error_is_told_until_a_process_has_none(migrated: Migrated) -> None:
+    migrated.begin()
+    store, mirror = migrated.store, read_manifest(migrated.store, "talks-mirror")
+    set_goal(store, mirror.index, Goal.MIRROR)
+    sequence = read_manifest(store, INDEX).log_sequence
+    assert not is_due(store, mirror, sequence)
+    tell(store, mirror.index, Progress(error="another process has filled it"))
+    assert is_due(store, mirror, sequence)
+
+
+def test_a_mirror_outlives_its_index(migrated: Migrated) -> None:
+    migrated.begin()
+    drop(migrated.store, INDEX, force=True)
+    with pytest.raises(NotFoundError, match="was dropped: abandon the migration"):
+        switching.settle(migrated.store, INDEX)
+    Migration(migrated.store, INDEX, None).abandon()
+    assert what_is_left(migrated.store) == []
+
+
+def what_is_left(store: Store) -> list[str]:
+    """Return the keys of what a migration keeps."""
+    items = [*store.list("talks-mirror"), *store.list(f"{INDEX}/leases")]
+    return [item.key for item in items if "talks-mirror" in item.key]

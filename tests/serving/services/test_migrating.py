@@ -77,11 +77,15 @@ def test_a_migration_there_and_back(tmp_path: Path, wire: str) -> None:
         assert index.count() == DOCUMENTS + 2
         assert index.search(text_of(78, 0), k=1, timeout_s=280)[0].id == "newer"
 
+        # So many that whoever serves the mirror sees it gone before its files are.
+        files = tmp_path / "store" / f"{INDEX}-mirror" / "stage" / "many"
+        files.mkdir(parents=True)
+        for number in range(30_000):
+            (files / f"{number}.arrow").touch()
         assert client.abandon_migration(INDEX).goal == "abandon"
         with pytest.raises(scannery.NotFoundError, match="not being migrated"):
             waited(client, lambda migration: False)
         store = Store.open(tmp_path / "store")
-        # The process removes files after the mirror is invisible.
         eventually(lambda: store.list(f"{INDEX}-mirror") == [])
         eventually(lambda: not store.list(f"{INDEX}/leases/{INDEX}-mirror.json"))
 
@@ -129,6 +133,8 @@ def test_what_stops_a_migration_is_told(tmp_path: Path) -> None:
         stopped = waited(client, lambda migration: migration.error != "")
         assert "'silent' cannot get a vector of the new encoder" in stopped.error
         assert not stopped.reached
+        with pytest.raises(scannery.FailedPreconditionError, match="is being migrated"):
+            client.drop_index(INDEX)
         client.abandon_migration(INDEX)
         with pytest.raises(scannery.NotFoundError):
             waited(client, lambda migration: False)
