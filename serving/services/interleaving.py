@@ -59,6 +59,7 @@ class Interleaving:
             not words_of(request.query)
             or options.offset
             or options.explain
+            or options.return_vector  # vectors of two models
             or any(map(options.HasField, _NOT_WITH))
         ):
             return None

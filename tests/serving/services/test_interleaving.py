@@ -103,6 +103,7 @@ def test_random_clicks_prefer_no_side(seed: int) -> None:
         (0.0, pb.SearchOptions()),
         (1.0, pb.SearchOptions(offset=1)),
         (1.0, pb.SearchOptions(explain=True)),
+        (1.0, pb.SearchOptions(return_vector=True)),
         (1.0, pb.SearchOptions(crowding=pb.Crowding(max_per_group=1))),
         (1.0, pb.SearchOptions(min_score=0.5)),
     ],
