@@ -122,8 +122,8 @@ class TrafficRecorder:
             if many:
                 return self._many(key, index, index_id, request_of, answer, took_s)
             identified_answer = identified(answer, key, index, index_id, _now_ms())
-            self._count(index, identified_answer.mode, identified_answer)
             teams = self._teams_of(index, answer)
+            self._count(index, identified_answer.mode, identified_answer, interleaved=bool(teams))
             if teams or self._random() < self._config.share:
                 facts, request = identified_answer, request_of()
                 query = queries_of(request)(0)
@@ -166,9 +166,9 @@ class TrafficRecorder:
         teams = "" if shadow is None else pb.SearchResponse.FromString(answer).teams
         return {"shadow": shadow, "teams": teams} if teams else {}
 
-    def _count(self, index: str, mode: int, answer: IdentifiedAnswer) -> None:
+    def _count(self, index: str, mode: int, answer: IdentifiedAnswer, *, interleaved: bool = False) -> None:
         self._metrics.identified_answers.inc((index,))
-        if answer.hits:
+        if answer.hits and not interleaved:  # whose first hit may have a score of the other index
             self._metrics.answer_scores.observe(answer.score, (index, _MODES[mode]))
 
     def _log(self, key: TrafficKey, request: SearchMessage, answered: _Answered) -> None:
@@ -208,7 +208,8 @@ class TrafficRecorder:
         row_of = partial(
             self._row, search.key, search.client, search.at, search.request, answered, search.vector_D, kind
         )
-        self._add(search.request.index, row_of, ROW_BYTES + len(answered.answer) + answered.query.ByteSize())
+        size_bytes = ROW_BYTES + len(answered.answer) + search.request.options.ByteSize()
+        self._add(search.request.index, row_of, size_bytes + answered.query.ByteSize())
 
     def _row(
         self,
