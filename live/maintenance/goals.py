@@ -13,7 +13,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scannery.indexer import Manifest, NotFoundError, Store, read_manifest
 
-__all__ = ["Goal", "Progress", "goal_of", "is_due", "is_reached", "progress_of", "set_goal", "tell"]
+__all__ = [
+    "Goal",
+    "Progress",
+    "goal_of",
+    "is_due",
+    "is_reached",
+    "progress_of",
+    "set_goal",
+    "tell",
+    "tell_problem",
+]
 
 _ModelT = TypeVar("_ModelT", bound=BaseModel)
 
@@ -71,6 +81,13 @@ def goal_of(store: Store, mirror: str) -> Goal | None:
 def tell(store: Store, mirror: str, progress: Progress) -> None:
     """Say how far a migration is; StoreError if the store cannot be written."""
     store.write(_key(mirror, "progress"), progress.model_dump_json().encode())
+
+
+def tell_problem(store: Store, mirror: str, problem: str) -> None:
+    """Say why a migration does not go on, where that is not said yet; StoreError if the store cannot be written."""
+    report = progress_of(store, mirror)
+    if report.error != problem:
+        tell(store, mirror, report.model_copy(update={"error": problem}))
 
 
 def progress_of(store: Store, mirror: str) -> Progress:

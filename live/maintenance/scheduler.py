@@ -39,11 +39,11 @@ from scannery.indexer import (
 from scannery.indexer.versions.versions import republish
 from scannery.live.log.files import LOG_FILE, held_by_this_process
 from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot
-from scannery.live.maintenance.goals import is_due
+from scannery.live.maintenance.goals import Goal, goal_of, is_due, tell_problem
 from scannery.live.maintenance.locks import SharedLock, Task, TaskLock, TaskLocks
 from scannery.live.maintenance.merge_policy import due
 from scannery.live.memtable import LiveState
-from scannery.runtime.memory import BUILD_COPIES, TASK_BYTES
+from scannery.runtime.memory import BUILD_COPIES, TASK_BYTES, memory_text
 from scannery.runtime.retry import Backoff
 
 __all__ = [
@@ -206,6 +206,7 @@ GOAL_S = 2.0
 """Time between two looks at what a migration still has to do: in a bucket each is four requests."""
 ENCODING_BYTES = 5 * TASK_BYTES
 """Memory of a migration with a model of 100 MB, as measured."""
+NO_ROOM = f"waits for {memory_text(ENCODING_BYTES)} of memory under the ceiling of the server"
 MARKED_S = 10.0
 """Time after which a later version for which the log has a mark is taken to be given up: an exchange takes seconds."""
 
@@ -525,7 +526,9 @@ class Maintenance:
         unreserve = None
         try:
             with held_by_this_process(lock.file):
-                unreserve = self._reserve(task, partial(task_bytes, task, state, filling=filling))
+                unreserve = self._reserve(task, partial(self._needed_bytes, task, state, filling))
+                if unreserve is None and task == "migrate":
+                    tell_problem(self._store, self._index, NO_ROOM)
                 if unreserve is not None:
                     os.utime(lock.file)  # `_gc_due` reads it
                     command = self._command(task, state, lock, filling)
@@ -538,6 +541,11 @@ class Maintenance:
                 if unreserve is not None:
                     unreserve()
             os.close(lock.file)
+
+    def _needed_bytes(self, task: Task, state: LiveState, filling: bool) -> int:
+        if task == "migrate" and goal_of(self._store, self._index) is Goal.ABANDON:
+            return TASK_BYTES  # which encodes nothing
+        return task_bytes(task, state, filling=filling)
 
     def _was_held(self, task: Task) -> bool:
         """Return whether another process had the lock a moment ago; a file is locked again at no cost."""

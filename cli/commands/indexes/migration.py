@@ -33,7 +33,16 @@ from scannery.indexer.models.manifest import Difference
 from scannery.indexer.versions.versions import is_dropped
 from scannery.live.log.location import LogRoot
 from scannery.live.maintenance.drop import drop
-from scannery.live.maintenance.goals import Goal, Progress, goal_of, is_reached, progress_of, set_goal, tell
+from scannery.live.maintenance.goals import (
+    Goal,
+    Progress,
+    goal_of,
+    is_reached,
+    progress_of,
+    set_goal,
+    tell,
+    tell_problem,
+)
 from scannery.live.migration.errors import MigrationError
 from scannery.live.migration.filling import Filled, convert_base, converted, fill
 from scannery.live.migration.following import Follower, Position
@@ -224,8 +233,7 @@ class Migration:
                     return
         except (IndexerError, ServingError) as error:
             if goal_of(self._store, mirror) is not None:  # else another process has abandoned it
-                report = progress_of(self._store, mirror)
-                tell(self._store, mirror, report.model_copy(update={"error": str(error)}))
+                tell_problem(self._store, mirror, str(error))
             raise
 
     def _is_led(self, goal: Goal) -> bool:
@@ -245,7 +253,7 @@ class Migration:
         if not is_reached(goal, self._mirror):
             self.switch()
         self._follower.follow()
-        tell(self._store, mirror, progress_of(self._store, mirror).model_copy(update={"error": ""}))
+        tell_problem(self._store, mirror, "")
         return not changed()
 
     def follow(self) -> None:

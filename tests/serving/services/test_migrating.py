@@ -171,3 +171,17 @@ def test_who_may_migrate_and_to_what(tmp_path: Path) -> None:
             client.migration(INDEX)
     assert read_manifest(Store.open(store), INDEX).dimensions == 384
     assert not [*store.glob(f"{INDEX}-mirror")]
+
+
+def test_one_that_waits_for_memory_says_so_and_can_be_abandoned(tmp_path: Path) -> None:
+    create(tmp_path / "store")
+    with (
+        serving(tmp_path / "store", device="cpu", memory="1300MB") as server,
+        scannery.connect(server.address) as client,
+    ):
+        client.migrate_index(INDEX, encoder=ENCODER, timeout_s=280)
+        waiting = waited(client, lambda migration: migration.error != "")
+        assert waiting.error == "waits for 600 MiB of memory under the ceiling of the server"
+        client.abandon_migration(INDEX)
+        with pytest.raises(scannery.NotFoundError):
+            waited(client, lambda migration: False)
