@@ -164,7 +164,13 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
     except OSError as error:
         raise StoreError(f"cannot create a temporary folder: {error}") from error
     try:
-        yield folder
+        # A store in it locks its root: with the folder itself it would wait for the lock of this process for ever.
+        content = folder / "content"
+        try:
+            content.mkdir(mode=0o700)
+        except OSError as error:
+            raise StoreError(f"cannot create a temporary folder: {error}") from error
+        yield content
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from scannery.indexer import Store
 from scannery.indexer.local import files as scratch
 from scannery.indexer.local.files import scratch_folder
+from scannery.indexer.store.object_store import JsonObject
 from tests.data import ROOT
 
 HOLD = """
@@ -46,10 +48,18 @@ def held(place: Path) -> tuple[subprocess.Popen[str], Path]:
 def test_a_folder_lasts_as_long_as_it_is_used(place: Path) -> None:
     with scratch_folder("a") as one, scratch_folder("a") as other:
         assert one != other
-        assert one.parent == other.parent == place
+        assert one.parent.parent == other.parent.parent == place
         (one / "folder").mkdir()
         (one / "folder" / "file").write_text("x")
     assert list(place.iterdir()) == []
+
+
+def test_a_store_in_it_takes_conditional_writes(place: Path) -> None:
+    """They lock the root of the store."""
+    with scratch_folder("a") as folder:
+        assert JsonObject(Store.open(folder), "store.json", "store", int).change(lambda _: {"level": 1})[
+            1
+        ] == {"level": 1}
 
 
 @pytest.mark.system
@@ -87,7 +97,7 @@ def test_a_folder_that_is_taken_at_once_is_not_used(place: Path, monkeypatch: py
     monkeypatch.setattr(scratch, "_lock", swept)
     scratch._swept.add(str(place))
     with scratch_folder("a") as folder:
-        assert tries[1:] == [folder]
+        assert tries[1:] == [folder.parent]
         assert folder.exists()
 
 
@@ -97,5 +107,5 @@ def test_a_file_system_without_locks_serves_too(place: Path, monkeypatch: pytest
 
     monkeypatch.setattr("fcntl.flock", refused)
     with scratch_folder("a") as folder:
-        assert list(place.iterdir()) == [folder]
+        assert list(place.iterdir()) == [folder.parent]
     assert list(place.iterdir()) == []
