@@ -54,7 +54,7 @@ class CountingBucket(BucketBackend):
         self._count(self.written_bytes, key, data.stat().st_size if isinstance(data, Path) else len(data))
 
     def _count(self, counter: Counter[str], key: str, size_bytes: int) -> None:
-        kind = key.split("/")[1]
+        kind = key.split("/")[min(1, key.count("/"))]  # a key of the store itself has no folder
         with self._lock:
             counter[kind] += size_bytes
             self.requests[kind] += counter is self.read_bytes

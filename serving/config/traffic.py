@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from scannery.indexer.spec.model import INDEX_NAME
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.options import check_ranges, option
 
@@ -69,6 +68,8 @@ class TrafficConfig:
             raise ConfigError("shadow: needs the log of queries (--traffic-share)", field="shadow")
         if self.interleave and not self.shadow:
             raise ConfigError("interleave: needs a shadow (--shadow)", field="interleave")
+        if self.shadow:  # options are read without the engine
+            from scannery.indexer.spec.model import INDEX_NAME
         for pair in self.shadow:
             index, _, shadow = pair.partition("=")
             names = INDEX_NAME.fullmatch(index) and INDEX_NAME.fullmatch(shadow)

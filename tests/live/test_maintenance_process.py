@@ -71,7 +71,7 @@ def test_a_server_that_stops_leaves_no_temporary_files(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "building\n"
-        assert list((tmp_path / "tmp").glob("scannery-*/half"))
+        assert list((tmp_path / "tmp").glob("scannery-*/content/half"))
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=120)
         assert (process.returncode, output) == (143, "")

@@ -68,7 +68,8 @@ def test_a_reader_never_answers_from_damaged_files(indexes, monkeypatch):
     store = Store.open(folder / "store0")
     right, kinds, noticed = rows_of(store), set(), set()
     for number, (path, twin) in enumerate(twins(folder).items()):
-        kind = path.relative_to(folder / "store0" / "vectors").parts[0]
+        parts = path.relative_to(folder / "store0").parts
+        kind = parts[min(1, len(parts) - 1)]  # the level of the store is in no folder
         kinds.add(kind)
         for damage in damaged(path, twin):
             monkeypatch.setenv("SCANNERY_CACHE_DIR", str(folder / f"cache-{number}-{damage}"))
