@@ -62,13 +62,9 @@ def served(kind: str, store: Path, log: str) -> Iterator[str]:
             yield server.address
 
 
-def test_a_killed_migration_loses_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    check("server", tmp_path, request, kills=1, changes=["--encoder", OTHER])
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["server", "cluster", "postgres"])
-def test_one_that_is_killed_often_loses_nothing(
+def test_a_migration_that_is_killed_loses_nothing(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     chunk = json.dumps({"max_tokens": 24, "overlap_tokens": 0})
