@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.shard_groups import Shards
-from scannery.indexer.spec.model import Since
+from scannery.indexer.spec.model import Since, as_earlier
 from scannery.indexer.spec.model_reference import stored_reference
 from scannery.indexer.spec.spec import MAX_SHARDS, IndexSpec
 from scannery.runtime.search_modes import Mode
@@ -601,16 +601,13 @@ class Manifest(_Record):
     switches: Annotated[_Count, Since(3, _MIGRATE)] = 0
     """Number of times that the content of the index was exchanged with that of a mirror."""
     vector_maps: Annotated[tuple[VectorMap, ...], Since(3, _MIGRATE)] = ()
-    """Maps between the vectors of this index and those of its mirror, in both directions; the key is absent without."""
+    """Maps between the vectors of this index and those of its mirror, in both directions."""
     statistics: dict[str, Any] = {}
     """Counts and measurements of the build."""
 
     @model_serializer(mode="wrap")
-    def _absent_where_unused(self, handler: Callable[[Manifest], dict[str, Any]]) -> dict[str, Any]:
-        fields = handler(self)
-        if not self.vector_maps:
-            fields.pop("vector_maps", None)
-        return fields
+    def _as_written(self, handler: Callable[[Manifest], dict[str, Any]]) -> dict[str, Any]:
+        return as_earlier(self, handler(self))
 
     @property
     def rows(self) -> int:

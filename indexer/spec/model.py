@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-__all__ = ["INDEX_NAME", "FieldSpecModel", "Since", "SpecModel", "later_keys", "mapping_like"]
+__all__ = ["INDEX_NAME", "FieldSpecModel", "Since", "SpecModel", "as_earlier", "later_keys", "mapping_like"]
 
 INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """Names of indexes, and of models in a store: they become folder names."""
@@ -45,6 +45,19 @@ def later_keys(model: type[BaseModel]) -> Mapping[str, Since]:
     return {name: mark for name, mark in marks if isinstance(mark, Since)}
 
 
+def as_earlier(model: BaseModel, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the serialized fields of a model without later keys that have their defaults.
+
+    Releases that do not know a key may refuse it; and names of finished work are hashes of what is written.
+    """
+    later, declared = later_keys(type(model)), type(model).model_fields
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in later or getattr(model, name) != declared[name].default
+    }
+
+
 class SpecModel(BaseModel):
     """A mapping of the spec: unknown keys and values of another type are refused."""
 
@@ -52,19 +65,7 @@ class SpecModel(BaseModel):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return self._as_earlier(handler(self))
-
-    def _as_earlier(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return serialized fields without later keys that have their defaults.
-
-        Releases that do not know a key refuse it; and names of finished work are hashes of what is written.
-        """
-        later, model = later_keys(type(self)), type(self).model_fields
-        return {
-            name: value
-            for name, value in fields.items()
-            if name not in later or getattr(self, name) != model[name].default
-        }
+        return as_earlier(self, handler(self))
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -86,7 +87,7 @@ class FieldSpecModel(SpecModel):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = {key: value for key, value in self._as_earlier(handler(self)).items() if value is not None}
+        fields = {key: value for key, value in as_earlier(self, handler(self)).items() if value is not None}
         return {"from" if key == "path" else key: value for key, value in fields.items()}
 
 

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from scannery.indexer.spec.model import FieldSpecModel, Since, SpecModel, mapping_like
+from scannery.indexer.spec.model import FieldSpecModel, Since, SpecModel, as_earlier, mapping_like
 
 __all__ = [
     "GENERATED_ID",
@@ -336,7 +336,7 @@ class SourceSpec(SpecModel):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = self._as_earlier(handler(self))
+        fields = as_earlier(self, handler(self))
         if (generated := fields.pop("generated_id", None)) is not None:
             fields["id"] = generated
         return fields

@@ -30,7 +30,7 @@ from scannery.indexer.spec.attribute_spec import (
     CheckedType,
     check_attribute_name,
 )
-from scannery.indexer.spec.model import INDEX_NAME, Since, SpecModel, mapping_like
+from scannery.indexer.spec.model import INDEX_NAME, Since, SpecModel, as_earlier, mapping_like
 from scannery.indexer.spec.source_spec import ChunkSpec, CsvSpec, SourceFormat, SourceSpec
 from scannery.indexer.spec.vector_spec import (
     Distance,
@@ -473,7 +473,7 @@ class IndexSpec(SpecModel):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = self._as_earlier(handler(self))
+        fields = as_earlier(self, handler(self))
         specs = fields.pop("attribute_specs", {})
         if specs and "attributes" in fields:
             fields["attributes"] = {**fields["attributes"], **specs}
