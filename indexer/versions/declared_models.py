@@ -71,9 +71,8 @@ def spec_problem(spec: IndexSpec, info: VectorsInfo) -> str | None:
 def _is_same(declared: str, model: NamedModel) -> bool:
     if _DIGEST.fullmatch(declared) and model.digest.startswith(declared):
         return True
-    if _DIGEST.fullmatch(declared) and _DIGEST.fullmatch(
-        model.name
-    ):  # `vector_model` may be a digest as well
+    # `vector_model` may be a digest as well.
+    if _DIGEST.fullmatch(declared) and _DIGEST.fullmatch(model.name):
         return declared.startswith(model.name) or model.name.startswith(declared)
     return any(_are_alike(declared, each) for each in (model.name, model.model))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scannery.runtime.errors import DEFECT, ServingError
 
-__all__ = ["MigrationError", "MirrorBrokenError", "UnencodableError"]
+__all__ = ["MigrationError", "MirrorBrokenError", "UnencodableError", "not_exchanged"]
 
 
 class MigrationError(ServingError, code="FAILED_PRECONDITION"):
@@ -17,3 +17,10 @@ class MirrorBrokenError(MigrationError):
 
 class UnencodableError(MigrationError, exit_code=DEFECT):
     """A datapoint cannot get a vector of the new encoder."""
+
+
+def not_exchanged(index: str, field: str) -> MigrationError:
+    """Return the error where an exchange is to be undone that was not made; `field` of the request wants that."""
+    return MigrationError(
+        f"the contents of index {index!r} and its mirror are not exchanged: nothing to undo", field=field
+    )

@@ -60,6 +60,7 @@ __all__ = [
     "check_no_path",
     "check_request_id",
     "check_room",
+    "invalid_spec",
     "parsed_changes",
 ]
 
@@ -277,12 +278,15 @@ def _parsed_spec(text: str) -> IndexSpec:
     try:
         return parse_spec(strict_json(text))
     except InvalidSpecError as error:
-        raise InvalidRequestError(
-            f"spec: {error.message.removeprefix('spec: ')}",
-            field=f"spec.{error.field}" if error.field else "spec",
-        ) from error
+        raise invalid_spec(error, "spec") from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError.at("spec_json", f"is not JSON: {error}") from error
+
+
+def invalid_spec(error: InvalidSpecError, part: str) -> InvalidRequestError:
+    """Return the error of a request one of whose parts makes a wrong spec."""
+    field = f"{part}.{error.field}" if error.field else part
+    return InvalidRequestError(f"{part}: {error.message.removeprefix('spec: ')}", field=field)
 
 
 def _named(spec: IndexSpec) -> dict[str, object]:
@@ -446,8 +450,7 @@ def _altered(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
     try:
         return altered_spec(spec, changes)
     except InvalidSpecError as error:
-        field = f"changes.{error.field}" if error.field else "changes"
-        raise InvalidRequestError(f"changes: {error.message.removeprefix('spec: ')}", field=field) from error
+        raise invalid_spec(error, "changes") from error
 
 
 def parsed_changes(text: str) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from scannery.serving.request.query import words_of
 from scannery.serving.security.principal import current_client
 from scannery.v1 import search_pb2 as pb
 
-__all__ = ["Interleaving"]
+__all__ = ["Interleaving", "request_of_shadow"]
 
 _NOT_WITH: tuple[Literal["crowding", "context", "min_score", "min_relevance"], ...] = (
     "crowding", "context", "min_score", "min_relevance",
@@ -80,6 +80,13 @@ class Interleaving:
         moment, asker = int(self._clock() // SAME_FOR_S), current_client(request.client_id)
         facts = (index, words_of(request.query), str(moment), asker)
         return random.Random(hashlib.sha256("\0".join(facts).encode()).digest())
+
+
+def request_of_shadow(shadow: str, query: pb.Query, options: pb.SearchOptions) -> pb.SearchRequest:
+    """Return the request that asks another index a query of an index, with the same options."""
+    request = pb.SearchRequest(index=shadow, query=query, options=options)
+    request.options.ClearField("min_sequence")  # which is of the index
+    return request
 
 
 def _drawn(ours: list[pb.Hit], theirs: list[pb.Hit], coins: random.Random) -> tuple[list[pb.Hit], str]:

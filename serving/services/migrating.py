@@ -7,7 +7,7 @@ from functools import partial
 
 from scannery.indexer import IndexSpec, InvalidSpecError, VectorsInfo, read_manifest
 from scannery.live.maintenance.goals import Goal, goal_of, is_reached, progress_of, set_goal
-from scannery.live.migration.errors import MigrationError
+from scannery.live.migration.errors import not_exchanged
 from scannery.live.migration.mirrors import mirror_name, mirror_of
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
@@ -18,6 +18,7 @@ from scannery.serving.services.creation import (
     check_may_create,
     check_no_path,
     check_room,
+    invalid_spec,
     parsed_changes,
 )
 from scannery.serving.services.registry import UnaryMethod
@@ -72,16 +73,11 @@ class Migrations:
             try:
                 self._catalog.begin_migration(index, changes, partial(self._vectors_of, index))
             except InvalidSpecError as error:
-                field = f"changes.{error.field}" if error.field else "changes"
-                message = f"changes: {error.message.removeprefix('spec: ')}"
-                raise InvalidRequestError(message, field=field) from error
+                raise invalid_spec(error, "changes") from error
         followed = mirror_of(store, index).mirror
         assert followed is not None
         if goal is Goal.UNDO and not followed.former and goal_of(store, mirror) is not goal:
-            raise MigrationError(
-                f"the contents of index {index!r} and its mirror are not exchanged: nothing to undo",
-                field="goal",
-            )
+            raise not_exchanged(index, "goal")
         set_goal(store, mirror, goal)
         self._catalog.note_goal(mirror)
         return pb.MigrateIndexResponse(migration=self._migration(index))

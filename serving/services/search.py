@@ -77,7 +77,7 @@ from scannery.serving.services.index import (
     SampleQueries,
     with_index,
 )
-from scannery.serving.services.interleaving import Interleaving
+from scannery.serving.services.interleaving import Interleaving, request_of_shadow
 from scannery.serving.services.migrating import Migrations
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.scan import Scans
@@ -213,8 +213,7 @@ class Service(MethodRegistry):
         shadow, interleaving = self._shadow_of(request.index, request), self._interleaving
         if shadow is None or interleaving is None:
             return answer
-        same = search_pb2.SearchRequest(index=shadow, query=request.query, options=request.options)
-        same.options.ClearField("min_sequence")  # which is of the index
+        same = request_of_shadow(shadow, request.query, request.options)
         waits_s = min(SHADOW_TIMEOUT_S, deadline.remaining_s / 2)
         try:
             second = self._search(same, Deadline.after(waits_s), QueryStats())

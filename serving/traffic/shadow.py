@@ -14,6 +14,7 @@ from scannery.runtime.retry import Deadline
 from scannery.serving.observation.query_sample import IndexSample
 from scannery.serving.request.query import words_of
 from scannery.serving.scheduling.spare_time import SpareTime
+from scannery.serving.services.interleaving import request_of_shadow
 from scannery.serving.traffic.recorder import LoggedSearch
 from scannery.v1 import search_pb2 as pb
 
@@ -68,8 +69,7 @@ class Shadow:
         return LOOK_S
 
     def _answered(self, shadow: str, search: LoggedSearch) -> tuple[bytes, float, str]:
-        request = pb.SearchRequest(index=shadow, query=search.query, options=search.request.options)
-        request.options.ClearField("min_sequence")  # which is of the index
+        request = request_of_shadow(shadow, search.query, search.request.options)
         began_s = time.monotonic()
         try:
             answer = self._search(request, Deadline.after(TIMEOUT_S)).SerializeToString()

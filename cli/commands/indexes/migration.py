@@ -30,6 +30,7 @@ from scannery.indexer import (
     read_manifest,
 )
 from scannery.indexer.models.manifest import Difference
+from scannery.indexer.versions.creation import given_vectors
 from scannery.indexer.versions.versions import is_dropped
 from scannery.live.log.location import LogRoot
 from scannery.live.maintenance.drop import drop
@@ -43,7 +44,7 @@ from scannery.live.maintenance.goals import (
     tell,
     tell_problem,
 )
-from scannery.live.migration.errors import MigrationError
+from scannery.live.migration.errors import not_exchanged
 from scannery.live.migration.filling import Filled, convert_base, converted, fill
 from scannery.live.migration.following import Follower, Position
 from scannery.live.migration.mapping import put_maps
@@ -83,9 +84,9 @@ class Migration:
 
     def _vectors_of(self, spec: IndexSpec) -> Mapping[str, VectorsInfo]:
         vectors = {"": VectorsInfo(dimensions=read_manifest(self._store, self._index).dimensions)}
-        for name, named in spec.named_vectors.items():
-            if named.dimensions is not None:
-                vectors[name] = VectorsInfo(dimensions=named.dimensions)
+        for name in spec.named_vectors:
+            if name not in spec.encoders:
+                vectors[name] = given_vectors(spec, name)
         for name, encoder in spec.encoders.items():
             fingerprint = self._encoders.fingerprint_of(encoder, field="encoder")
             vectors[name] = VectorsInfo(dimensions=fingerprint.dimensions, encoder=fingerprint.to_dict())
@@ -105,10 +106,7 @@ class Migration:
     def check_exchanged(self) -> None:
         """Refuse to undo an exchange that was not made."""
         if not self.is_exchanged:
-            raise MigrationError(
-                f"the contents of index {self._index!r} and its mirror are not exchanged: nothing to undo",
-                field="index",
-            )
+            raise not_exchanged(self._index, "index")
 
     @property
     def _mirror(self) -> Manifest:
@@ -265,10 +263,9 @@ class Migration:
     def abandon(self) -> None:
         """Remove the mirror with all that it keeps."""
         mirror = mirror_name(self._index)
-        if not is_dropped(
-            self._store, mirror
-        ):  # else an earlier process was killed while it removed the mirror
-            mirror = self._mirror.index
+        # One that was killed while it removed the mirror is gone on with.
+        if not is_dropped(self._store, mirror):
+            mirror_of(self._store, self._index)
         release = partial(release_source, self._store, self._index, mirror)
         # Early, since this may be killed, and at last: what converts may just have renewed it.
         drop(self._store, mirror, log_root=self._log_root, force=True, hidden=release)
