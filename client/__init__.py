@@ -38,6 +38,7 @@ from scannery.client.request.queries import (
 from scannery.client.request.writes import NewDatapoint, Update
 from scannery.client.response.aggregations import AttributeStats, Facet, Facets, TypeStats
 from scannery.client.response.index_info import (
+    CallerInfo,
     EncoderInfo,
     IndexInfo,
     Migration,
@@ -68,6 +69,7 @@ __all__ = [
     "AttributeStats",
     "Blend",
     "BulkWritten",
+    "CallerInfo",
     "CancelledError",
     "Client",
     "Context",

@@ -32,6 +32,7 @@ __all__ = [
     "SET_ALIAS",
     "UPSERT",
     "UPSERT_STREAM",
+    "WHO_AM_I",
 ]
 
 SEARCH_SERVICE = "scannery.v1.SearchService"
@@ -53,6 +54,7 @@ SET_ALIAS = f"/{INDEX_SERVICE}/SetAlias"
 DELETE_ALIAS = f"/{INDEX_SERVICE}/DeleteAlias"
 KEPT_QUERIES = f"/{INDEX_SERVICE}/GetKeptQueries"
 LIST_ALIASES = f"/{INDEX_SERVICE}/ListAliases"
+WHO_AM_I = f"/{INDEX_SERVICE}/WhoAmI"
 EMBED = f"/{EMBEDDING_SERVICE}/Embed"
 LIST_ENCODERS = f"/{EMBEDDING_SERVICE}/ListEncoders"
 LEAF_COUNT = f"/{LEAF_SERVICE}/Count"

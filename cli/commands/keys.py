@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from scannery.cli.options import JsonOption
+from scannery.cli.options import JsonOption, connected
 from scannery.cli.output import console, print_json
 
 if TYPE_CHECKING:
@@ -68,6 +68,30 @@ def _indexes(key: ApiKey) -> dict[str, object]:
 
 def _shown(key: ApiKey) -> str:
     return "all" if key.indexes is None else " ".join(key.indexes) or "none"
+
+
+@keys_app.command(no_args_is_help=True)
+def whoami(
+    target: Annotated[str, typer.Option("--target", "-t", metavar="HOST:PORT", help="Server to call.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show who the key or token of the environment is to a server, and what it may do."""
+    with connected(target, None, timeout_s=30.0) as client:
+        caller = client.whoami()
+    end = caller.expires_at.isoformat() if caller.expires_at else None
+    if as_json:
+        indexes = "*" if caller.indexes is None else list(caller.indexes)
+        print_json(asdict(caller) | {"indexes": indexes, "expires_at": end})
+        return
+    indexes = "all" if caller.indexes is None else " ".join(caller.indexes) or "none"
+    table = Table.grid(padding=(0, 2))
+    for line in (
+        ("caller", caller.name), ("scopes", " ".join(caller.scopes) or "none"), ("indexes", indexes),
+        ("expires", end or "never"), ("asks for credentials", "yes" if caller.asks_for_credentials else "no"),
+        ("server", f"{caller.server_version} {caller.server_role} {caller.server_id}"),
+    ):  # fmt: skip
+        table.add_row(*line)
+    console().print(table)
 
 
 @keys_app.command(no_args_is_help=True)

@@ -19,7 +19,7 @@ from scannery.client.request.calls import Call, Sequences, TextKind
 from scannery.client.request.filtered_writes import FilteredBatch
 from scannery.client.request.named_vectors import NamedVectors
 from scannery.client.request.values import Identifier
-from scannery.client.response.index_info import Distance, EncoderInfo, Indexes, Migration
+from scannery.client.response.index_info import CallerInfo, Distance, EncoderInfo, Indexes, Migration
 from scannery.client.response.results import Deleted, Written
 from scannery.client.transport.base import Transport
 from scannery.v1 import index_pb2
@@ -333,6 +333,10 @@ class Client:
 
         """
         return self._run(lifecycle_calls.delete_alias(alias, missing_ok=missing_ok, timeout_s=timeout_s))
+
+    def whoami(self, *, timeout_s: float | None = None) -> CallerInfo:
+        """Return who the caller is to the server, what it may do, and what the server is; needs no scope."""
+        return self._run(lifecycle_calls.who_am_i(timeout_s=timeout_s))
 
     def encoders(self) -> list[EncoderInfo]:
         """Return the encoders that the server has: of its indexes, and those that it can use for a new one.

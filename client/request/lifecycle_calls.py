@@ -1,4 +1,4 @@
-"""The calls that create, change and remove indexes and their aliases.
+"""The calls that create, change and remove indexes and their aliases, and the one that tells who the caller is.
 
 Specs of indexes to create, from Python values to JSON; the server checks what they say.
 """
@@ -18,8 +18,8 @@ from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.calls import Call, Method
 from scannery.client.request.named_vectors import build_named_spec
 from scannery.client.request.values import refuses_surrogates
-from scannery.client.response.decoding import parse_index, parse_migration, parse_vectors
-from scannery.client.response.index_info import IndexInfo, Migration
+from scannery.client.response.decoding import parse_caller, parse_index, parse_migration, parse_vectors
+from scannery.client.response.index_info import CallerInfo, IndexInfo, Migration
 from scannery.v1 import index_pb2
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "list_aliases",
     "migrate_index",
     "set_alias",
+    "who_am_i",
 ]
 
 
@@ -198,6 +199,7 @@ KEPT_QUERIES = Method(
 LIST_ALIASES = Method(
     "/scannery.v1.IndexService/ListAliases", index_pb2.ListAliasesRequest, index_pb2.ListAliasesResponse
 )
+WHO_AM_I = Method("/scannery.v1.IndexService/WhoAmI", index_pb2.WhoAmIRequest, index_pb2.WhoAmIResponse)
 
 
 @refuses_surrogates
@@ -354,6 +356,13 @@ def kept_queries(
             raise InvalidArgumentError(f"limit: must be 1 to {MAX_KEPT}, got {limit!r:.80}", field="limit")
         request.limit = limit
     return Call(KEPT_QUERIES, request, lambda response: parse_vectors(response.vectors), timeout_s)
+
+
+def who_am_i(
+    *, timeout_s: float | None = None
+) -> Call[index_pb2.WhoAmIRequest, index_pb2.WhoAmIResponse, CallerInfo]:
+    """Return the call that tells who the caller is."""
+    return Call(WHO_AM_I, index_pb2.WhoAmIRequest(), parse_caller, timeout_s)
 
 
 def _name(value: object, field: str) -> str:

@@ -17,7 +17,7 @@ from scannery.serving.scheduling.admission import with_reserve
 from scannery.serving.scheduling.affinity import on_core
 from scannery.serving.scheduling.coalescer import CallThreads
 from scannery.serving.security.authentication import Authenticator, Authorizer, Certificates
-from scannery.serving.security.principal import Scope
+from scannery.serving.security.principal import Needed
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -164,7 +164,7 @@ class BaseServer:
     def _close(self) -> None:
         """Close what is served; called without running requests, also if `_open` failed."""
 
-    def _scope_of(self, path: str) -> Scope | None:
+    def _scope_of(self, path: str) -> Needed | None:
         return self._lifecycle.methods.scope_of(path) or self._grpc.scopes.get(path)
 
     def _listen(self) -> None:

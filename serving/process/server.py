@@ -33,6 +33,7 @@ from scannery.serving.process.preload import PreloadedState, cold_indexes, encod
 from scannery.serving.recall.controller import Estimate, RecallController
 from scannery.serving.scheduling.spare_time import SpareTime
 from scannery.serving.services.interleaving import Interleaving
+from scannery.serving.services.introspection import ServerIdentity
 from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.root.leaf_shards import LeafShards
 from scannery.serving.services.search import Service
@@ -181,6 +182,9 @@ class Server(BaseServer):
             interleaving=Interleaving(config.traffic.shadows, config.traffic.interleave)
             if config.traffic.interleave
             else None,
+            identity=ServerIdentity(
+                role=config.role, id=context.server_id, asks=config.security.authenticates
+            ),
         )
 
     def _leaf_service(self) -> LeafService:

@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import hmac
 import json
+import math
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -60,21 +61,15 @@ class ApiKey:
     def principal(self) -> Principal:
         """The caller that this key identifies."""
         indexes = None if self.indexes is None else frozenset(self.indexes)
-        return Principal(f"{self.name or 'key'}/{self.id}", frozenset(self.scopes), indexes)
+        expires_s = _parse_time(self.expires_at).timestamp() if self.expires_at else math.inf
+        return Principal(f"{self.name or 'key'}/{self.id}", frozenset(self.scopes), indexes, expires_s)
 
 
 class KeyRing:
     """The keys of a file by id. Immutable."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
-        self._keys = {
-            key.id: (
-                bytes.fromhex(key.sha256),
-                key.principal,
-                _parse_time(key.expires_at).timestamp() if key.expires_at else None,
-            )
-            for key in keys
-        }
+        self._keys = {key.id: (bytes.fromhex(key.sha256), key.principal) for key in keys}
 
     def principal(self, text: str, now_s: float) -> Principal | None:
         """Return the caller that a key identifies at `now_s` (seconds since 1970); None if unknown or expired."""
@@ -82,10 +77,10 @@ class KeyRing:
         entry = self._keys.get(match["id"]) if match else None
         if match is None or entry is None:
             return None
-        digest, principal, expires_s = entry
+        digest, principal = entry
         if not hmac.compare_digest(hashlib.sha256(match["secret"].encode()).digest(), digest):
             return None
-        return principal if expires_s is None or now_s < expires_s else None
+        return principal if now_s < principal.expires_s else None
 
 
 class KeyFile:

@@ -28,7 +28,7 @@ import grpc
 from scannery.runtime.errors import ConfigError, PermissionDeniedError, UnauthenticatedError, UnsupportedError
 from scannery.serving.security.api_keys import PREFIX, KeyFile, KeyRing
 from scannery.serving.security.config import SecurityConfig
-from scannery.serving.security.principal import ALL_INDEXES, ANONYMOUS, SCOPES, Principal, Scope
+from scannery.serving.security.principal import ALL_INDEXES, ANONYMOUS, SCOPES, Needed, Principal
 from scannery.serving.security.private_files import WatchedValue, read_private
 
 __all__ = [
@@ -89,8 +89,8 @@ class TokenVerifier:
                 f"{MIN_RSA_BITS} bits)",
                 field="jwks_file",
             )
-        self._cache: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
-        """Callers by SHA-256 of the token: when it expires (seconds since 1970), and its caller."""
+        self._cache: OrderedDict[bytes, Principal] = OrderedDict()
+        """Callers by SHA-256 of the token."""
 
     @classmethod
     def read(cls, path: str, *, issuer: str, audience: str) -> TokenVerifier:
@@ -108,19 +108,17 @@ class TokenVerifier:
             return None
         digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
         if (cached := self._cache.get(digest)) is not None:
-            if now_s < cached[0]:
-                return cached[1]
+            if now_s < cached.expires_s:
+                return cached
             self._cache.pop(digest, None)
             return None
         claims = self._claims(token)
-        expires_at_s = _expiry(claims) + LEEWAY_S if claims else 0.0
-        if claims is None or now_s >= expires_at_s:
+        principal = None if claims is None else _principal(claims)
+        if principal is None or now_s >= principal.expires_s:
             return None
-        principal = _principal(claims)
-        if principal is not None:
-            self._cache[digest] = (expires_at_s, principal)
-            while len(self._cache) > CACHED_TOKENS:
-                self._cache.popitem(last=False)
+        self._cache[digest] = principal
+        while len(self._cache) > CACHED_TOKENS:
+            self._cache.popitem(last=False)
         return principal
 
     def _claims(self, token: str) -> dict[str, Any] | None:
@@ -161,7 +159,7 @@ def _principal(claims: dict[str, Any]) -> Principal | None:
     # Issuers send null for an attribute without a value: such a caller sees no index.
     names = indexes if isinstance(indexes, list) else ()
     visible = None if indexes == ALL_INDEXES else frozenset(name for name in names if isinstance(name, str))
-    return Principal(f"sub/{_short(str(claims['sub']))}", allowed, visible)
+    return Principal(f"sub/{_short(str(claims['sub']))}", allowed, visible, _expiry(claims) + LEEWAY_S)
 
 
 def _expiry(claims: dict[str, Any]) -> float:
@@ -284,7 +282,7 @@ class Authorizer:
     """Compares the scopes of callers with the scope that each method needs. Safe to use from several threads."""
 
     def __init__(
-        self, authenticator: Authenticator, scope_of: Callable[[str], Scope | None], *, about: str = ""
+        self, authenticator: Authenticator, scope_of: Callable[[str], Needed | None], *, about: str = ""
     ) -> None:
         """Keep them.
 

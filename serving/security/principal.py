@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv6Address
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from scannery.runtime.errors import PermissionDeniedError, UnknownIndexError
 
@@ -16,6 +17,7 @@ __all__ = [
     "ANONYMOUS",
     "CURRENT",
     "SCOPES",
+    "Needed",
     "Principal",
     "Scope",
     "anonymous_at",
@@ -30,6 +32,9 @@ Scope = Literal["read", "write", "admin"]
 """No scope includes another: a key with `write` alone cannot read."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+Needed: TypeAlias = Literal[Scope, "credentials"]
+"""What a method needs of its caller: a scope, or valid credentials alone."""
 
 ALL_INDEXES = "*"
 """Stands for all indexes in key files and tokens."""
@@ -47,6 +52,9 @@ class Principal:
     indexes: frozenset[str] | None = None
     """The only indexes that the caller can see; None: all."""
 
+    expires_s: float = field(default=math.inf, compare=False)
+    """Time after which the credentials are refused, in seconds since 1970; infinite: never."""
+
     address: str = ""
     """Where a caller without credentials calls from; empty: it has some, or that is not known."""
 
@@ -60,11 +68,11 @@ class Principal:
         object.__setattr__(self, "account", self.address or self.name)
         object.__setattr__(self, "is_anonymous", self.name == _ANONYMOUS)
 
-    def may(self, scope: Scope) -> bool:
+    def may(self, scope: Needed) -> bool:
         """Return whether the caller has the scope."""
-        return scope in self.scopes
+        return scope == "credentials" or scope in self.scopes
 
-    def check_scope(self, scope: Scope) -> None:
+    def check_scope(self, scope: Needed) -> None:
         """Raise PermissionDeniedError if the caller lacks the scope."""
         if not self.may(scope):
             raise PermissionDeniedError(f"these credentials do not have the scope {scope!r}")

@@ -14,7 +14,7 @@ from scannery.runtime.errors import UnsupportedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.request.search_template import SearchTemplate
-from scannery.serving.security.principal import Scope
+from scannery.serving.security.principal import Needed
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
 
@@ -31,7 +31,7 @@ class UnaryMethod:
     # Each handler takes its own request type, which `MethodRegistry` checks.
     handle: Callable[..., Message | bytes]
     """Called with request and deadline; see `response`."""
-    scope: Scope
+    scope: Needed
     """Scope that the caller needs. Without a default, so that no new method is open by accident."""
     response: type[Message] | None = None
     """Set for searches: their handlers take a QueryStats as well, and return a serialised response."""
@@ -43,7 +43,7 @@ class MethodRegistry:
     """RPC handlers by full method path. Safe to use from several threads."""
 
     def __init__(
-        self, methods: dict[str, UnaryMethod], *, streams: Mapping[str, Scope] = MappingProxyType({})
+        self, methods: dict[str, UnaryMethod], *, streams: Mapping[str, Needed] = MappingProxyType({})
     ) -> None:
         """Register handlers.
 
@@ -71,7 +71,7 @@ class MethodRegistry:
         name: str = getattr(request, "index", "")
         return name
 
-    def scope_of(self, path: str) -> Scope | None:
+    def scope_of(self, path: str) -> Needed | None:
         """Return the scope that a method requires; None: there is no such method."""
         method = self.methods.get(path)
         return method.scope if method else self.streams.get(path)

@@ -78,6 +78,7 @@ from scannery.serving.services.index import (
     with_index,
 )
 from scannery.serving.services.interleaving import Interleaving, request_of_shadow
+from scannery.serving.services.introspection import EMBEDDED, Introspection, ServerIdentity
 from scannery.serving.services.migrating import Migrations
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.scan import Scans
@@ -125,6 +126,7 @@ class Service(MethodRegistry):
         sample_queries: SampleQueries | None = None,
         feedback: TakeFeedback | None = None,
         interleaving: Interleaving | None = None,
+        identity: ServerIdentity = EMBEDDED,
     ) -> None:
         """Register the handlers.
 
@@ -136,6 +138,7 @@ class Service(MethodRegistry):
             sample_queries: returns queries that servers keep; None: none are kept.
             feedback: takes feedback on answers; None: none is taken, since answers have no ids.
             interleaving: chooses searches that are answered by two indexes; None: none are.
+            identity: of the server.
 
         """
         self._catalog, self._interleaving = catalog, interleaving
@@ -167,6 +170,7 @@ class Service(MethodRegistry):
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
             **QuerySamples(catalog, sample_queries).methods,
+            **Introspection(identity).methods,
             FEEDBACK: UnaryMethod(search_pb2.FeedbackRequest, partial(_taken, feedback), "read"),
             **Embedding(KnownEncoders(catalog, models)).methods,
         }
@@ -510,6 +514,7 @@ _OF_EVERY_SERVER = {
     *("Embed", "ListEncoders"),
     *("ListIndexes", "GetIndex", "ListAliases", "SetAlias", "DeleteAlias"),
     *("Upsert", "Delete", "DeleteWhere", "UpdateWhere", "BranchIndex"),
+    *("WhoAmI",),
 }
 
 

@@ -40,6 +40,12 @@ def test_a_key_from_its_making_to_its_end(
         monkeypatch.setenv("SCANNERY_API_KEY", key)
         assert main([*question, "--target", server.address]) == 0
         assert len(json.loads(capsys.readouterr().out)["hits"]) == 10
+        assert main(["keys", "whoami", "--target", server.address, "--json"]) == 0
+        caller = json.loads(capsys.readouterr().out)
+        assert (caller["name"], caller["indexes"]) == (f"web/{listed['id']}", ["library"])
+        assert caller["expires_at"] == listed["expires_at"]
+        assert main(["keys", "whoami", "--target", server.address]) == 0
+        assert listed["id"] in capsys.readouterr().out
     assert main(["keys", "revoke", listed["id"], "--file", file]) == 0
     assert json.loads(Path(file).read_text()) == {"keys": []}
     assert main(["keys", "revoke", listed["id"], "--file", file]) == 2

@@ -326,6 +326,7 @@ def test_the_sdk_by_a_root(pair: Pair) -> None:
     found = []
     for server in pair.servers:
         with scannery.connect(server.address) as client:
+            assert client.whoami().server_role == ("all" if server is pair.servers[0] else "root")
             index = client.index("talks")
             vector = index.embed([TEXT])[0]
             hits = index.search(np.asarray(vector), k=5, exact=True, where={"year": {"$gte": 2002}})

@@ -1586,3 +1586,80 @@ class GetKeptQueriesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetKeptQueriesResponse: _TypeAlias = GetKeptQueriesResponse  # noqa: Y015
+
+@_typing.final
+class WhoAmIRequest(_message.Message):
+    """Asks who the caller is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoAmIRequest: _TypeAlias = WhoAmIRequest  # noqa: Y015
+
+@_typing.final
+class WhoAmIResponse(_message.Message):
+    """The caller and the server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SCOPES_FIELD_NUMBER: _builtins.int
+    ALL_INDEXES_FIELD_NUMBER: _builtins.int
+    INDEXES_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    ASKS_FOR_CREDENTIALS_FIELD_NUMBER: _builtins.int
+    SERVER_VERSION_FIELD_NUMBER: _builtins.int
+    SERVER_ID_FIELD_NUMBER: _builtins.int
+    SERVER_ROLE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the caller: `NAME/ID` of an API key, `sub/SUBJECT` of a token, `anonymous` without either. Never a secret."""
+    all_indexes: _builtins.bool
+    """Whether it sees all indexes; else only those of `indexes`."""
+    asks_for_credentials: _builtins.bool
+    """Whether the server asks its callers for credentials: a key, a token or a certificate."""
+    server_version: _builtins.str
+    """Version of Scannery that the server runs."""
+    server_id: _builtins.str
+    """Id of the running server, the same for all of its workers; another one after a restart. Empty: embedded."""
+    server_role: _builtins.str
+    """`all`: a server of whole indexes; `root`: of a cluster; `embedded`: the store is opened in the process of the caller."""
+    @_builtins.property
+    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it may do: `read`, `write`, `admin`, in this order. None includes another."""
+
+    @_builtins.property
+    def indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The only indexes that it sees, whether they exist or not, by name."""
+
+    @_builtins.property
+    def expires_at(self) -> _timestamp_pb2.Timestamp:
+        """Time after which the credentials are refused; not set: none."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        scopes: _abc.Iterable[_builtins.str] | None = ...,
+        all_indexes: _builtins.bool = ...,
+        indexes: _abc.Iterable[_builtins.str] | None = ...,
+        expires_at: _timestamp_pb2.Timestamp | None = ...,
+        asks_for_credentials: _builtins.bool = ...,
+        server_version: _builtins.str = ...,
+        server_id: _builtins.str = ...,
+        server_role: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_indexes", b"all_indexes", "asks_for_credentials", b"asks_for_credentials", "expires_at", b"expires_at", "indexes", b"indexes", "name", b"name", "scopes", b"scopes", "server_id", b"server_id", "server_role", b"server_role", "server_version", b"server_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoAmIResponse: _TypeAlias = WhoAmIResponse  # noqa: Y015

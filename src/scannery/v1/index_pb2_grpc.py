@@ -120,6 +120,11 @@ class IndexServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_index__pb2.GetKeptQueriesRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_index__pb2.GetKeptQueriesResponse.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/scannery.v1.IndexService/WhoAmI',
+                request_serializer=scannery_dot_v1_dot_index__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.WhoAmIResponse.FromString,
+                _registered_method=True)
 
 
 class IndexServiceServicer(object):
@@ -247,6 +252,13 @@ class IndexServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhoAmI(self, request, context):
+        """Returns who the caller is to the server, and what it may do. Needs valid credentials, and no scope.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IndexServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -334,6 +346,11 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     servicer.GetKeptQueries,
                     request_deserializer=scannery_dot_v1_dot_index__pb2.GetKeptQueriesRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_index__pb2.GetKeptQueriesResponse.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.WhoAmIRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.WhoAmIResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -796,6 +813,33 @@ class IndexService(object):
             '/scannery.v1.IndexService/GetKeptQueries',
             scannery_dot_v1_dot_index__pb2.GetKeptQueriesRequest.SerializeToString,
             scannery_dot_v1_dot_index__pb2.GetKeptQueriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/WhoAmI',
+            scannery_dot_v1_dot_index__pb2.WhoAmIRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.WhoAmIResponse.FromString,
             options,
             channel_credentials,
             insecure,

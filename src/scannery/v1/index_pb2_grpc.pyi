@@ -71,6 +71,8 @@ class IndexServiceStub:
     """Changes attributes of datapoints that a filter allows, all or none of a batch."""
     GetKeptQueries: _grpc.UnaryUnaryMultiCallable[_index_pb2.GetKeptQueriesRequest, _index_pb2.GetKeptQueriesResponse]
     """Returns a sample of the vectors of queries, of a server that was started with `--keep-queries`. Needs `admin`."""
+    WhoAmI: _grpc.UnaryUnaryMultiCallable[_index_pb2.WhoAmIRequest, _index_pb2.WhoAmIResponse]
+    """Returns who the caller is to the server, and what it may do. Needs valid credentials, and no scope."""
 
 @_typing.type_check_only
 class IndexServiceAsyncStub(IndexServiceStub):
@@ -115,6 +117,8 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """Changes attributes of datapoints that a filter allows, all or none of a batch."""
     GetKeptQueries: _aio.UnaryUnaryMultiCallable[_index_pb2.GetKeptQueriesRequest, _index_pb2.GetKeptQueriesResponse]  # type: ignore[assignment]
     """Returns a sample of the vectors of queries, of a server that was started with `--keep-queries`. Needs `admin`."""
+    WhoAmI: _aio.UnaryUnaryMultiCallable[_index_pb2.WhoAmIRequest, _index_pb2.WhoAmIResponse]  # type: ignore[assignment]
+    """Returns who the caller is to the server, and what it may do. Needs valid credentials, and no scope."""
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
     """Statuses are those of SearchService, and FAILED_PRECONDITION for a write condition that does not hold."""
@@ -258,5 +262,13 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_index_pb2.GetKeptQueriesResponse, _abc.Awaitable[_index_pb2.GetKeptQueriesResponse]]:
         """Returns a sample of the vectors of queries, of a server that was started with `--keep-queries`. Needs `admin`."""
+
+    @_abc_1.abstractmethod
+    def WhoAmI(
+        self,
+        request: _index_pb2.WhoAmIRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.WhoAmIResponse, _abc.Awaitable[_index_pb2.WhoAmIResponse]]:
+        """Returns who the caller is to the server, and what it may do. Needs valid credentials, and no scope."""
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

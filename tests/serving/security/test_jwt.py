@@ -63,6 +63,11 @@ def test_a_token_says_who_and_what(tmp_path: Path, library: Path) -> None:
             assert [info.name for info in client.indexes()] == ["flat"]
             with pytest.raises(scannery.NotFoundError):
                 client.index("library").stats()
+            caller = client.whoami()
+            assert caller.name.startswith("sub/")
+            assert caller.indexes == ("flat",)
+            assert caller.expires_at is not None
+            assert caller.expires_at.timestamp() > time.time()
         assert len(asked) >= 2
 
 

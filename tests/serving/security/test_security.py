@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ def guarded(
     texts = {
         "reader": file.create("reader")[1],
         "writer": file.create("writer", scopes=["write"])[1],
-        "flat": file.create("flat", scopes=["read", "write"], indexes=["flat", "ghost"])[1],
+        "flat": file.create("flat", scopes=["read", "write"], indexes=["flat", "ghost"], days=1)[1],
     }
     with serving(library, security=SecurityConfig(keys_file=str(file.path))) as server:
         yield server, texts
@@ -238,6 +239,44 @@ def test_other_indexes_do_not_exist_for_a_key_of_one(guarded: tuple[Server, dict
         with pytest.raises(grpc.RpcError) as caught_rpc:
             writes.Delete(index_pb2.DeleteRequest(index="library", ids=["a"]), timeout=60, metadata=metadata)
         assert caught_rpc.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("wire", ["gRPC", "HTTP"])
+def test_callers_learn_who_they_are(guarded: tuple[Server, dict[str, str]], wire: str) -> None:
+    server, texts = guarded
+    target = server.address if wire == "gRPC" else f"http://127.0.0.1:{server.http_port}"
+    callers = {}
+    for name, text in texts.items():
+        with scannery.connect(target, api_key=text) as client:
+            callers[name] = client.whoami()
+        assert callers[name].name == f"{name}/{text.split('_')[1]}"
+        assert text.split("_", 2)[2] not in repr(callers[name])
+    reader, writer, flat = callers["reader"], callers["writer"], callers["flat"]
+    assert (reader.scopes, reader.indexes, reader.expires_at) == (("read",), None, None)
+    assert writer.scopes == ("write",)
+    assert (flat.scopes, flat.indexes) == (("read", "write"), ("flat", "ghost"))
+    end = flat.expires_at
+    assert end is not None
+    assert abs(end.timestamp() - time.time() - 86400) < 600
+    assert reader.asks_for_credentials
+    assert (reader.server_version, reader.server_role) == (scannery.__version__, "all")
+    assert reader.server_id == writer.server_id != ""
+    with scannery.connect(target) as client, pytest.raises(scannery.UnauthenticatedError):
+        client.whoami()
+
+
+def test_callers_without_credentials_are_anonymous(library: Path) -> None:
+    with serving(library) as server, scannery.connect(server.address) as client:
+        caller = client.whoami()
+        assert (caller.name, caller.scopes) == ("anonymous", ("read", "write", "admin"))
+        assert (caller.indexes, caller.asks_for_credentials) == (None, False)
+
+    async def embedded() -> scannery.client.CallerInfo:
+        async with scannery.aio.connect(library) as client:
+            return await client.whoami()
+
+    inside = asyncio.run(embedded())
+    assert (inside.server_role, inside.server_id, inside.scopes) == ("embedded", "", caller.scopes)
 
 
 @pytest.mark.parametrize(("asked", "shown"), [(None, False), (True, True), (False, False)])
