@@ -36,6 +36,7 @@ from scannery.indexer.versions.versions import (
     read_manifest,
     segment_key,
 )
+from scannery.runtime.errors import ConditionError
 
 __all__ = [
     "VerifyReport",
@@ -189,7 +190,13 @@ def near_stored(index: OpenIndex) -> np.ndarray:
 
 
 def rollback(
-    store: Store, index: str, version: int, *, log_after: int | None = None, has_log: bool = False
+    store: Store,
+    index: str,
+    version: int,
+    *,
+    if_version: int = 0,
+    log_after: int | None = None,
+    has_log: bool = False,
 ) -> Manifest:
     """Publish the content of an earlier version as a new version, which servers then open.
 
@@ -202,12 +209,14 @@ def rollback(
         store: the store.
         index: name of the index.
         version: the earlier version.
+        if_version: refuse if the current version is another one; 0: any.
         log_after: the log has all mutations after this sequence; None: unknown.
         has_log: whether the index has a log. It may have rows without a vector then, so `vectors: optional` stays.
 
     Raises:
         NotFoundError: no such index or version, or a file of the version is missing.
         AlreadyExistsError: another process published a version meanwhile.
+        ConditionError: the current version is not `if_version`.
         InUseError: the contents were exchanged with those of a mirror since.
         FormatError: a later release made the current version, so its log position is not known here.
 
@@ -216,6 +225,10 @@ def rollback(
     for key in (key for entry in old.segments for key in entry.keys):
         store.size(segment_key(index, key))
     current = list_versions(store, index)[-1]
+    if if_version not in (0, current):
+        raise ConditionError(
+            f"if_version: index {index!r} is at version {current}, not {if_version}", field="if_version"
+        )
     newest = _newest(store, index) or old
     if old.switches != newest.switches or newest.mirror is not None:
         raise InUseError(
@@ -226,7 +239,13 @@ def rollback(
     position = newest.log_sequence
     if log_after is not None and log_after <= old.log_sequence and lost_since(store, old):
         position = old.log_sequence
-    update: dict[str, Any] = {"parent": current, "log_sequence": position, "log_floor": position}
+    statistics = old.statistics | {"mode": "rollback", "content_of": version}
+    update: dict[str, Any] = {
+        "parent": current,
+        "log_sequence": position,
+        "log_floor": position,
+        "statistics": statistics,
+    }
     if has_log and newest.spec.vectors == "optional":
         update["spec"] = old.spec.model_copy(update={"vectors": "optional"})
     return commit(store, old.model_copy(update=update | {"log_reached": newest.log_reached}))

@@ -12,6 +12,7 @@ __all__ = [
     "EMBEDDING_SERVICE",
     "FEEDBACK",
     "GET_MIGRATION",
+    "GET_VERSION",
     "HTTP_KEY",
     "INDEX_SERVICE",
     "KEPT_QUERIES",
@@ -25,7 +26,9 @@ __all__ = [
     "LEAF_STATUS",
     "LIST_ALIASES",
     "LIST_ENCODERS",
+    "LIST_VERSIONS",
     "MIGRATE_INDEX",
+    "ROLLBACK_INDEX",
     "SEARCH_SERVICE",
     "SEARCH_STREAM",
     "SERVER_KEY",
@@ -49,6 +52,9 @@ ALTER_INDEX = f"/{INDEX_SERVICE}/AlterIndex"
 BRANCH_INDEX = f"/{INDEX_SERVICE}/BranchIndex"
 MIGRATE_INDEX = f"/{INDEX_SERVICE}/MigrateIndex"
 GET_MIGRATION = f"/{INDEX_SERVICE}/GetMigration"
+LIST_VERSIONS = f"/{INDEX_SERVICE}/ListVersions"
+GET_VERSION = f"/{INDEX_SERVICE}/GetVersion"
+ROLLBACK_INDEX = f"/{INDEX_SERVICE}/RollbackIndex"
 DROP_INDEX = f"/{INDEX_SERVICE}/DropIndex"
 SET_ALIAS = f"/{INDEX_SERVICE}/SetAlias"
 DELETE_ALIAS = f"/{INDEX_SERVICE}/DeleteAlias"

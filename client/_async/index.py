@@ -18,7 +18,7 @@ from scannery.client.request.filters import Where
 from scannery.client.request.named_vectors import NamedVectors
 from scannery.client.request.queries import Queries, QueryLike, SearchOptions, build_scan, checked_token
 from scannery.client.request.values import Identifier
-from scannery.client.response.index_info import IndexInfo
+from scannery.client.response.index_info import IndexInfo, VersionInfo
 from scannery.client.response.outcomes import Progress
 from scannery.client.response.results import Datapoint, Hits, ScanPage
 
@@ -250,6 +250,58 @@ class AsyncIndex(AsyncWrites):
                 if_version=if_version,
                 timeout_s=timeout_s,
             )
+        )
+
+    async def versions(
+        self, limit: int | None = None, *, timeout_s: float | None = None
+    ) -> list[VersionInfo]:
+        """Return the versions that are kept, the newest first, also of an index that cannot be opened.
+
+        Args:
+            limit: most versions to return; default: all.
+            timeout_s: of each page of a hundred.
+
+        """
+        infos: list[VersionInfo] = []
+        token: str | None = ""
+        while token is not None and (limit is None or len(infos) < limit):
+            page, following = await self._client._run(
+                lifecycle_calls.list_versions(self.name, token, timeout_s=timeout_s)
+            )
+            infos += page
+            token = following or None
+        return infos[:limit]
+
+    async def version(self, version: int | None = None, *, timeout_s: float | None = None) -> VersionInfo:
+        """Return a version with its spec and its curves of recall; by default the current one.
+
+        Raises:
+            NotFoundError: there is no such index or version.
+
+        """
+        return await self._client._run(lifecycle_calls.get_version(self.name, version, timeout_s=timeout_s))
+
+    async def rollback(
+        self, version: int, *, if_version: int | None = None, timeout_s: float | None = None
+    ) -> IndexInfo:
+        """Publish the content of an earlier version as a new one, which servers move to, and return the index.
+
+        Live updates that were sealed since then are undone, and are not applied again, unless the current version is
+        damaged and the log still has them. A rollback can be rolled back. A server needs the scope `admin`.
+
+        Args:
+            version: whose content is published.
+            if_version: refuse if the index has another version than this one.
+            timeout_s: of the call.
+
+        Raises:
+            NotFoundError: there is no such index or version, or a file of it is missing.
+            FailedPreconditionError: the index has another version, or its contents were exchanged with those of a
+                mirror since.
+
+        """
+        return await self._client._run(
+            lifecycle_calls.rollback_index(self.name, version, if_version=if_version, timeout_s=timeout_s)
         )
 
     async def kept_queries(self, limit: int | None = None, *, timeout_s: float | None = None) -> np.ndarray:

@@ -18,8 +18,14 @@ from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.calls import Call, Method
 from scannery.client.request.named_vectors import build_named_spec
 from scannery.client.request.values import refuses_surrogates
-from scannery.client.response.decoding import parse_caller, parse_index, parse_migration, parse_vectors
-from scannery.client.response.index_info import CallerInfo, IndexInfo, Migration
+from scannery.client.response.decoding import (
+    parse_caller,
+    parse_index,
+    parse_migration,
+    parse_vectors,
+    parse_version,
+)
+from scannery.client.response.index_info import CallerInfo, IndexInfo, Migration, VersionInfo
 from scannery.v1 import index_pb2
 
 __all__ = [
@@ -32,9 +38,12 @@ __all__ = [
     "delete_alias",
     "drop_index",
     "get_migration",
+    "get_version",
     "kept_queries",
     "list_aliases",
+    "list_versions",
     "migrate_index",
+    "rollback_index",
     "set_alias",
     "who_am_i",
 ]
@@ -166,6 +175,8 @@ def build_dimensions(dimensions: object) -> int:
 
 MAX_KEPT = 10_000
 """Most queries of one call."""
+PAGE_OF_VERSIONS = 100
+"""Versions of one call."""
 
 CREATE_INDEX = Method(
     "/scannery.v1.IndexService/CreateIndex", index_pb2.CreateIndexRequest, index_pb2.CreateIndexResponse
@@ -181,6 +192,15 @@ MIGRATE_INDEX = Method(
 )
 GET_MIGRATION = Method(
     "/scannery.v1.IndexService/GetMigration", index_pb2.GetMigrationRequest, index_pb2.GetMigrationResponse
+)
+LIST_VERSIONS = Method(
+    "/scannery.v1.IndexService/ListVersions", index_pb2.ListVersionsRequest, index_pb2.ListVersionsResponse
+)
+GET_VERSION = Method(
+    "/scannery.v1.IndexService/GetVersion", index_pb2.GetVersionRequest, index_pb2.GetVersionResponse
+)
+ROLLBACK_INDEX = Method(
+    "/scannery.v1.IndexService/RollbackIndex", index_pb2.RollbackIndexRequest, index_pb2.RollbackIndexResponse
 )
 DROP_INDEX = Method(
     "/scannery.v1.IndexService/DropIndex", index_pb2.DropIndexRequest, index_pb2.DropIndexResponse
@@ -273,6 +293,46 @@ def get_migration(
     """Return the call for the state of a migration."""
     request = index_pb2.GetMigrationRequest(index=_name(index, "index"))
     return Call(GET_MIGRATION, request, lambda response: parse_migration(response.migration), timeout_s)
+
+
+@refuses_surrogates
+def list_versions(
+    index: str, page_token: str, *, timeout_s: float | None = None
+) -> Call[index_pb2.ListVersionsRequest, index_pb2.ListVersionsResponse, tuple[list[VersionInfo], str]]:
+    """Return the call for one page of versions: the page, and the token of the next one (empty: it was the last)."""
+    request = index_pb2.ListVersionsRequest(
+        index=_name(index, "index"), page_size=PAGE_OF_VERSIONS, page_token=page_token
+    )
+    return Call(
+        LIST_VERSIONS,
+        request,
+        lambda response: ([parse_version(item) for item in response.versions], response.next_page_token),
+        timeout_s,
+    )
+
+
+@refuses_surrogates
+def get_version(
+    index: str, version: int | None, *, timeout_s: float | None = None
+) -> Call[index_pb2.GetVersionRequest, index_pb2.GetVersionResponse, VersionInfo]:
+    """Return the call for a version of an index, None: the current one."""
+    request = index_pb2.GetVersionRequest(
+        index=_name(index, "index"), version=build_version(version, "version")
+    )
+    return Call(GET_VERSION, request, lambda response: parse_version(response.version), timeout_s)
+
+
+@refuses_surrogates
+def rollback_index(
+    index: str, version: int, *, if_version: int | None, timeout_s: float | None = None
+) -> Call[index_pb2.RollbackIndexRequest, index_pb2.RollbackIndexResponse, IndexInfo]:
+    """Return the call that publishes an earlier version of an index again."""
+    request = index_pb2.RollbackIndexRequest(
+        index=_name(index, "index"),
+        version=build_version(version, "version"),
+        if_version=build_version(if_version),
+    )
+    return Call(ROLLBACK_INDEX, request, lambda response: parse_index(response.index), timeout_s)
 
 
 def build_time(time: object) -> dt.datetime:

@@ -18,8 +18,11 @@ from scannery.client.response.index_info import (
     IndexInfo,
     Migration,
     NamedVectorInfo,
+    RecallCurve,
     RecallInfo,
+    RecallPoint,
     SegmentInfo,
+    VersionInfo,
 )
 from scannery.client.response.results import (
     AttributeValue,
@@ -54,6 +57,7 @@ __all__ = [
     "parse_page",
     "parse_value",
     "parse_vectors",
+    "parse_version",
 ]
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -195,6 +199,44 @@ def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
     )
 
 
+def parse_version(message: index_pb2.VersionInfo) -> VersionInfo:
+    """Return the description of a version."""
+    utc = dt.timezone.utc
+    return VersionInfo(
+        version=message.version,
+        current=message.current,
+        parent=message.parent or None,
+        created_at=message.created_at.ToDatetime(tzinfo=utc) if message.HasField("created_at") else None,
+        rows=message.rows,
+        segments=message.segments,
+        size_bytes=message.size_bytes,
+        kind=message.kind,
+        content_of=message.content_of or None,
+        recall=_recall(message),
+        problem=message.problem,
+        spec=json.loads(message.spec_json) if message.spec_json else {},
+        curves=tuple(
+            RecallCurve(
+                name=curve.name,
+                k=curve.k,
+                rows=curve.rows,
+                points=tuple(
+                    RecallPoint(
+                        target=point.target,
+                        recall=point.recall,
+                        error=point.error,
+                        query_us=point.query_us,
+                        leaves=point.leaves,
+                        exact_rows=point.exact_rows,
+                    )
+                    for point in curve.points
+                ),
+            )
+            for curve in message.curves
+        ),
+    )
+
+
 def parse_migration(message: index_pb2.Migration) -> Migration:
     """Return the state of a migration."""
     return Migration(
@@ -265,7 +307,9 @@ def _encoder(message: index_pb2.IndexInfo | index_pb2.NamedVectorInfo) -> Encode
     )
 
 
-def _recall(message: index_pb2.IndexInfo | index_pb2.NamedVectorInfo) -> RecallInfo | None:
+def _recall(
+    message: index_pb2.IndexInfo | index_pb2.NamedVectorInfo | index_pb2.VersionInfo,
+) -> RecallInfo | None:
     recall = message.recall
     if not message.HasField("recall"):
         return None

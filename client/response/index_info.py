@@ -14,8 +14,11 @@ __all__ = [
     "Indexes",
     "Migration",
     "NamedVectorInfo",
+    "RecallCurve",
     "RecallInfo",
+    "RecallPoint",
     "SegmentInfo",
+    "VersionInfo",
 ]
 
 Distance: TypeAlias = Literal["cosine", "dot", "squared_l2"]
@@ -152,6 +155,71 @@ class Migration:
     """Time until all are converted at this rate; None: it is not known."""
     error: str
     """Error that ended the work last; the server tries again. Empty: none did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallPoint:
+    """What searches with a target recall are expected to do."""
+
+    target: float
+    """Target recall."""
+    recall: float
+    """Expected recall."""
+    error: float
+    """Standard error of `recall`."""
+    query_us: float
+    """Time of one query in a batch on one core, in microseconds, without segments that are searched exactly."""
+    leaves: int
+    """Leaves searched, over all segments."""
+    exact_rows: int
+    """Datapoints in segments that are searched exactly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallCurve:
+    """Recall and cost of searches of the vectors of one name, over all segments of a version."""
+
+    name: str
+    """Name of the vectors; empty: the unnamed ones."""
+    k: int
+    """Hits per query."""
+    rows: int
+    """Datapoints with such a vector."""
+    points: tuple[RecallPoint, ...]
+    """Points ascending by target, one of which has the target of the spec."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionInfo:
+    """A version of an index that is kept."""
+
+    version: int
+    """Number of the version."""
+    current: bool
+    """Whether it is the newest, which servers move to."""
+    parent: int | None
+    """Version that it was made from; None: none."""
+    created_at: dt.datetime | None
+    """Time of its commit; None: its manifest cannot be read."""
+    rows: int
+    """Datapoints of its segments."""
+    segments: int
+    """Number of its segments."""
+    size_bytes: int
+    """Bytes of its files; versions share files."""
+    kind: str
+    """`full` and `upsert` are builds, `live` seals live updates, `merge` and `compact` merge segments; `create`,
+    `alter`, `tune`, `calibrate`, `rank`, `map`, `migrate`, `replace`, `rollback`; empty: it is not known."""
+    content_of: int | None
+    """Version whose content a rollback has; None: it is none."""
+    recall: RecallInfo | None
+    """Expected recall of default searches; None where nothing was measured."""
+    problem: str
+    """What is wrong with its manifest: only the number is known then. Empty: nothing."""
+    spec: dict[str, Any]
+    """Empty in a list of versions."""
+    curves: tuple[RecallCurve, ...]
+    """Empty in a list of versions, and where all segments are searched exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,10 @@ __all__ = [
     "QUERIES_PER_KIND",
     "TUNED_K",
     "Depth",
+    "ExpectedSearch",
     "SearchSettings",
     "expected_recall",
+    "expected_searches",
     "magnitude_of",
     "magnitudes",
     "named_recalls",
@@ -274,6 +276,58 @@ def named_recalls(manifest: Manifest) -> dict[str, Recall]:
     return {
         name: expected_recall(manifest.of_vectors(name).segments, target) for name in manifest.named_vectors
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedSearch:
+    """What searches with a target recall are expected to do, over all segments."""
+
+    target: float
+    """Target recall."""
+    recall: float
+    """Mean recall of the segments, weighted by rows, for TUNED_K hits."""
+    error: float
+    """Standard error of `recall`."""
+    query_us: float
+    """Time of one query in a batch on one core, without segments that are searched exactly."""
+    leaves: int
+    """Leaves searched in all segments."""
+    exact_rows: int
+    """Datapoints of segments that are searched exactly."""
+
+
+def expected_searches(segments: Sequence[SegmentEntry], target_recall: float) -> list[ExpectedSearch]:
+    """Return what a version was measured to do for several target recalls, ascending; empty without a curve.
+
+    Args:
+        segments: of the version.
+        target_recall: of the spec; the others are those that the points of the largest curve reach.
+
+    """
+    segments = [segment for segment in segments if segment.vectors]
+    curves = [segment for segment in segments if segment.curve]
+    if not curves:
+        return []
+    largest = max(curves, key=lambda segment: segment.live_rows)
+    reached = {max(point.recall - point.error, 0.0) for point in largest.curve}
+    return [_expected_search(segments, target) for target in sorted({target_recall, *reached})]
+
+
+def _expected_search(segments: Sequence[SegmentEntry], target: float) -> ExpectedSearch:
+    picked = [
+        (segment.live_rows, *pick_point(segment.curve, target)) for segment in segments if segment.curve
+    ]
+    points = [(rows, point) for rows, point, reached in picked if reached]
+    total = sum(segment.live_rows for segment in segments)
+    exact = total - sum(rows for rows, _ in points)
+    return ExpectedSearch(
+        target=target,
+        recall=(exact + sum(rows * point.recall for rows, point in points)) / max(total, 1),
+        error=math.hypot(*(rows * point.error for rows, point in points)) / max(total, 1),
+        query_us=sum(point.query_us for _, point in points),
+        leaves=sum(point.leaves for _, point in points),
+        exact_rows=exact,
+    )
 
 
 def expected_recall(

@@ -13,7 +13,9 @@ from scannery.live.log.registry import Registration, registered
 __all__ = ["rollback"]
 
 
-def rollback(store: Store, index: str, version: int, *, log_root: LogRoot | None = None) -> Manifest:
+def rollback(
+    store: Store, index: str, version: int, *, if_version: int = 0, log_root: LogRoot | None = None
+) -> Manifest:
     """Publish the content of an earlier version as a new one, and return its manifest.
 
     Mutations sealed since then are undone, unless the current version is damaged and the log still has all of them:
@@ -24,6 +26,7 @@ def rollback(store: Store, index: str, version: int, *, log_root: LogRoot | None
         store: of the index.
         index: its name.
         version: the earlier version.
+        if_version: refuse if the current version is another one; 0: any.
         log_root: parent folder of all logs, or their database; None: the folder of the store.
 
     Raises:
@@ -39,7 +42,9 @@ def rollback(store: Store, index: str, version: int, *, log_root: LogRoot | None
             "`scannery index log --forget`"
         )
     has_log = registration is not None or begins_after is not None
-    return rollback_stored(store, index, version, log_after=begins_after, has_log=has_log)
+    return rollback_stored(
+        store, index, version, if_version=if_version, log_after=begins_after, has_log=has_log
+    )
 
 
 def _begins_after(home: LogHome, registration: Registration | None) -> int | None:

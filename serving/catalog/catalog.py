@@ -38,6 +38,7 @@ from scannery.live.maintenance import copies
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.locks import Task
 from scannery.live.maintenance.replacement import Replacement
+from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.scheduler import SWEEP_S
 from scannery.live.migration.mirrors import VectorsOfSpec, begin_mirror, mirror_of
 from scannery.runtime.errors import (
@@ -220,6 +221,13 @@ class Catalog:
             request_id=request_id,
         )
         _LOG.info("index %s is a branch of %s, of version %d", branch, name, report.version)
+
+    def roll_back(self, name: str, version: int, *, if_version: int) -> Manifest:
+        """Publish an earlier version again and open it here; arguments and errors are those of `rollback`."""
+        manifest = rollback(self.store, name, version, if_version=if_version, log_root=self._opener.log_root)
+        _LOG.info("index %s: version %d has the content of version %d", name, manifest.version, version)
+        self.altered(name)
+        return manifest
 
     def begin_migration(self, name: str, changes: Mapping[str, Any], vectors_of: VectorsOfSpec) -> None:
         """Begin to migrate an index, and open its mirror; arguments and errors are those of `begin_mirror`."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
 from scannery.indexer.manifest import Recall
-from scannery.indexer.tuning.settings_choice import named_recalls
+from scannery.indexer.tuning.settings_choice import TUNED_K, expected_searches, named_recalls
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
-__all__ = ["IndexCounts", "index_info", "memory_rows"]
+__all__ = ["IndexCounts", "index_info", "memory_rows", "version_info"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,45 @@ def index_info(
         )
         info.spec_json = spec.model_dump_json()
     return info
+
+
+def version_info(manifest: Manifest, *, current: bool, details: bool) -> pb.VersionInfo:
+    """Return the description of a version.
+
+    Args:
+        manifest: of the version.
+        current: whether it is the newest.
+        details: whether spec and curves are included.
+
+    """
+    statistics = manifest.statistics
+    info = pb.VersionInfo(
+        version=manifest.version,
+        current=current,
+        parent=manifest.parent or 0,
+        rows=manifest.rows,
+        segments=len(manifest.segments),
+        size_bytes=manifest.size_bytes,
+        kind=str(statistics.get("mode", "")),
+        content_of=statistics.get("content_of", 0),
+        recall=_recall(manifest.recall) if manifest.dimensions else None,
+    )
+    info.created_at.FromDatetime(manifest.created_at)
+    if details:
+        info.spec_json = manifest.spec.model_dump_json()
+        info.curves.extend(curve for name in manifest.vectors if (curve := _curve(manifest, name)).points)
+    return info
+
+
+def _curve(manifest: Manifest, name: str) -> pb.RecallCurve:
+    segments = manifest.of_vectors(name).segments
+    searches = expected_searches(segments, manifest.spec.target_recall)
+    return pb.RecallCurve(
+        name=name,
+        k=TUNED_K,
+        rows=sum(entry.live_rows for entry in segments),
+        points=[pb.RecallPoint(**asdict(each)) for each in searches],
+    )
 
 
 def memory_rows(snapshot: Snapshot | None) -> int:

@@ -83,6 +83,7 @@ from scannery.serving.services.migrating import Migrations
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.scan import Scans
 from scannery.serving.services.shards import LocalShards, Shards, View
+from scannery.serving.services.versions import Versions
 from scannery.serving.services.write import FilteredWrites, Writes
 from scannery.serving.snapshot.snapshot import MAX_PARSED_BYTES, Snapshot
 from scannery.serving.status import status_for_callers
@@ -167,6 +168,7 @@ class Service(MethodRegistry):
             **Alteration(catalog, models).methods,
             **Branching(catalog).methods,
             **Migrations(catalog, models).methods,
+            **Versions(catalog).methods,
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
             **QuerySamples(catalog, sample_queries).methods,
@@ -514,7 +516,7 @@ _OF_EVERY_SERVER = {
     *("Embed", "ListEncoders"),
     *("ListIndexes", "GetIndex", "ListAliases", "SetAlias", "DeleteAlias"),
     *("Upsert", "Delete", "DeleteWhere", "UpdateWhere", "BranchIndex"),
-    *("WhoAmI",),
+    *("ListVersions", "GetVersion", "RollbackIndex", "WhoAmI"),
 }
 
 

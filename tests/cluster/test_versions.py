@@ -12,7 +12,6 @@ import pytest
 import scannery
 from scannery.indexer import Store, latest_version
 from scannery.indexer.versions.dropping import drop_index
-from scannery.live.maintenance.rollback import rollback
 from scannery.serving import Server
 from scannery.serving.process import server
 from scannery.v1.leaf_pb2 import LeafStatusRequest
@@ -61,7 +60,9 @@ def test_a_roll_out_and_a_rollback_under_load(store: Path, tmp_path: Path) -> No
             manifest = without_ids(opened, "library", dead)
             wait_until(lambda: version_of(root) == manifest.version)  # noqa: B023  # it is called in this round
             assert manifest.version == first + moved
-        back = rollback(opened, "library", first)
+        with scannery.connect(root.address) as client:
+            back = client.index("library").rollback(first, if_version=manifest.version)
+            assert client.index("library").versions(1)[0].content_of == first
         wait_until(lambda: version_of(root) == back.version)
         time.sleep(0.3)
     assert traffic.failures == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import timezone
+from datetime import datetime, timezone
 from itertools import chain
 from typing import Any
 
@@ -14,7 +14,6 @@ from rich.table import Table
 
 from scannery.cli.options import given_log_root
 from scannery.cli.output import map_text, size_text
-from scannery.client import IndexInfo
 from scannery.client.response.notebook import vectors_text
 from scannery.indexer import CurvePoint, IndexSpec, LexicalSpec, Manifest, SegmentEntry, Store, StoreError
 from scannery.indexer.manifest import ConfigTrial, Relevance
@@ -63,9 +62,9 @@ def unsealed_batches(store: Store, manifest: Manifest, log_root: LogRoot | None 
     return None if status is None else status.mutations
 
 
-def time_text(version: Manifest | IndexInfo) -> str:
-    """Return the time of a version as text, in UTC."""
-    return version.created_at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+def time_text(time: datetime) -> str:
+    """Return a time as text, in UTC."""
+    return time.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _attributes(spec: IndexSpec) -> str:
@@ -75,7 +74,7 @@ def _attributes(spec: IndexSpec) -> str:
 
 def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     encoder = manifest.spec.encoder
-    yield "index", f"{manifest.index}, version {manifest.version}, made {time_text(manifest)}"
+    yield "index", f"{manifest.index}, version {manifest.version}, made {time_text(manifest.created_at)}"
     if manifest.index_id:
         yield "id", manifest.index_id
     yield "documents", _documents_text(manifest)
@@ -349,6 +348,8 @@ def _made_by(statistics: Mapping[str, Any]) -> str:
         return f"live updates: {statistics.get('mutations', 0):,} mutations sealed"
     if statistics["mode"] == "merge":
         return f"live updates: {statistics.get('merged', 0):,} segments merged"
+    if statistics["mode"] == "rollback":
+        return f"a rollback to version {statistics.get('content_of')}"
     if label := _MADE_BY.get(statistics["mode"]):
         return label
     changes = ("added", "replaced", "removed", "unchanged")

@@ -17,7 +17,7 @@ from scannery.cli.evaluation_report import plot_curves
 from scannery.cli.options import LogOption, TargetOption, connected, given_log_root
 from scannery.cli.output import console, print_json, size_text
 from scannery.cli.progress import counting_bar, stage_bar
-from scannery.client import IndexInfo
+from scannery.client import IndexInfo, VersionInfo
 from scannery.indexer import (
     Manifest,
     Store,
@@ -38,15 +38,16 @@ index_app = typer.Typer(no_args_is_help=True, help="Show, check, roll back and c
 
 StoreOption = Annotated[str, typer.Option("--store", help="Folder or bucket with the indexes.")]
 NameArgument = Annotated[str, typer.Argument(metavar="INDEX", help="Name of the index.")]
+OptionalStore = Annotated[
+    str | None, typer.Option("--store", "-s", help="Folder or bucket with the indexes.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Default: the current one.")]
 
 
 @index_app.command("list")
 def list_command(
-    store: Annotated[
-        str | None, typer.Option("--store", "-s", help="Folder or bucket with the indexes.")
-    ] = None,
+    store: OptionalStore = None,
     target: TargetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,7 +72,7 @@ def list_command(
             str(manifest.dimensions),
             manifest.spec.distance,
             size_text(manifest.size_bytes),
-            time_text(manifest),
+            time_text(manifest.created_at),
         )
     console().print(table if manifests else f"There is no index in {escape(store)}.")
     if any(waiting.values()):
@@ -90,7 +91,7 @@ def _list_served(target: str, *, as_json: bool) -> None:
     table = Table(*_LISTED)
     for info in infos:
         counts = (f"{info.rows:,}", str(info.dimensions), info.distance, size_text(info.size_bytes))
-        table.add_row(info.name, str(info.version), *counts, time_text(info))
+        table.add_row(info.name, str(info.version), *counts, time_text(info.created_at))
     console().print(table if infos else f"There is no index on {escape(target)}.")
 
 
@@ -110,9 +111,7 @@ def _served_summary(info: IndexInfo) -> dict[str, object]:
 @index_app.command("show")
 def show_command(
     name: NameArgument,
-    store: Annotated[
-        str | None, typer.Option("--store", "-s", help="Folder or bucket with the indexes.")
-    ] = None,
+    store: OptionalStore = None,
     target: TargetOption = None,
     version: VersionOption = None,
     as_spec: Annotated[
@@ -125,10 +124,10 @@ def show_command(
 ) -> None:
     """Show a version: counts, shards, sizes, encoder, recall, and its build; --spec also of a server's index."""
     if target is not None:
-        if not as_spec or store is not None or version is not None:
-            raise typer.BadParameter("--target is for --spec of the current version, without --store")
+        if not as_spec or store is not None:
+            raise typer.BadParameter("--target is for --spec, without --store")
         with connected(target, None, timeout_s=30.0) as client:
-            typer.echo(spec_yaml(parse_spec(client.index(name).stats().spec)), nl=False)
+            typer.echo(spec_yaml(parse_spec(client.index(name).version(version).spec)), nl=False)
         return
     if store is None:
         raise typer.BadParameter("give --store URI, or --target HOST:PORT with --spec")
@@ -146,8 +145,15 @@ def show_command(
 
 
 @index_app.command("versions")
-def versions_command(name: NameArgument, store: StoreOption, as_json: JsonOption = False) -> None:
+def versions_command(
+    name: NameArgument, store: OptionalStore = None, target: TargetOption = None, as_json: JsonOption = False
+) -> None:
     """List the versions of an index; the last one is current."""
+    if (store is None) == (target is None):
+        raise typer.BadParameter("give either --target HOST:PORT or --store URI")
+    if store is None:
+        _list_served_versions(str(target), name, as_json=as_json)
+        return
     opened = Store.open(store)
     name = index_of(opened, name)
     read_manifest(opened, name)  # raises a clear error for an unknown index
@@ -155,7 +161,7 @@ def versions_command(name: NameArgument, store: StoreOption, as_json: JsonOption
     if as_json:
         print_json([_summary(manifest) for manifest in manifests])
         return
-    table = Table("version", "parent", "datapoints", "segments", "size", "recall", "made")
+    table = Table(*_VERSIONS)
     for manifest in manifests:
         table.add_row(
             str(manifest.version),
@@ -164,9 +170,43 @@ def versions_command(name: NameArgument, store: StoreOption, as_json: JsonOption
             str(len(manifest.segments)),
             size_text(manifest.size_bytes),
             f"{manifest.recall.measured:.3f}" if manifest.recall else "",
-            time_text(manifest),
+            time_text(manifest.created_at),
         )
     console().print(table)
+
+
+_VERSIONS = ("version", "parent", "datapoints", "segments", "size", "recall", "made")
+
+
+def _list_served_versions(target: str, name: str, *, as_json: bool) -> None:
+    with connected(target, None, timeout_s=60.0) as client:
+        infos = client.index(name).versions()[::-1]
+    if as_json:
+        print_json([_version_summary(name, info) for info in infos])
+        return
+    table = Table(*_VERSIONS)
+    for info in infos:
+        made = time_text(info.created_at) if info.created_at else escape(info.problem)
+        recall = f"{info.recall.measured:.3f}" if info.recall else ""
+        counts = (f"{info.rows:,}", str(info.segments), size_text(info.size_bytes), recall, made)
+        table.add_row(str(info.version), str(info.parent or ""), *counts)
+    console().print(table)
+
+
+def _version_summary(name: str, info: VersionInfo) -> dict[str, object]:
+    return {
+        "index": name,
+        "version": info.version,
+        "parent": info.parent,
+        "rows": info.rows,
+        "segments": info.segments,
+        "size_bytes": info.size_bytes,
+        "recall": info.recall.measured if info.recall else None,
+        "created_at": info.created_at.isoformat() if info.created_at else None,
+        "kind": info.kind,
+        "content_of": info.content_of,
+        "problem": info.problem,
+    }
 
 
 @index_app.command("verify")
@@ -198,8 +238,9 @@ def verify_command(
 @index_app.command("rollback")
 def rollback_command(
     name: NameArgument,
-    store: StoreOption,
     to: Annotated[int, typer.Option("--to", min=1, help="Version to publish again.")],
+    store: OptionalStore = None,
+    target: TargetOption = None,
     log: LogOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -210,13 +251,23 @@ def rollback_command(
     """
     from scannery.live.maintenance.rollback import rollback
 
-    opened = Store.open(store)
-    name = index_of(opened, name)
-    manifest = rollback(opened, name, to, log_root=given_log_root(log))
-    if as_json:
-        print_json(_summary(manifest))
+    if (store is None) == (target is None):
+        raise typer.BadParameter("give either --target HOST:PORT or --store URI")
+    if store is None:
+        if log:
+            raise typer.BadParameter("--log is for --store: a server has its log")
+        with connected(target, None, timeout_s=60.0) as client:
+            info = client.index(name).rollback(to)
+        name, version, summary = info.name, info.version, _served_summary(info)
     else:
-        console().print(f"{name} is at version {manifest.version}, which has the content of version {to}.")
+        opened = Store.open(store)
+        name = index_of(opened, name)
+        manifest = rollback(opened, name, to, log_root=given_log_root(log))
+        version, summary = manifest.version, _summary(manifest)
+    if as_json:
+        print_json(summary)
+    else:
+        console().print(f"{name} is at version {version}, which has the content of version {to}.")
 
 
 @index_app.command("gc")

@@ -800,6 +800,328 @@ class Migration(_message.Message):
 Global___Migration: _TypeAlias = Migration  # noqa: Y015
 
 @_typing.final
+class ListVersionsRequest(_message.Message):
+    """Whose versions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Required. Name of the index."""
+    page_size: _builtins.int
+    """Most to return, 1 to 100; absent: 20."""
+    page_token: _builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        page_size: _builtins.int | None = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_page_size", b"_page_size", "page_size", b"page_size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_page_size", b"_page_size", "index", b"index", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__page_size: _TypeAlias = _typing.Literal["page_size"]  # noqa: Y015
+    _WhichOneofArgType__page_size: _TypeAlias = _typing.Literal["_page_size", b"_page_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_size) -> _WhichOneofReturnType__page_size | None: ...
+
+Global___ListVersionsRequest: _TypeAlias = ListVersionsRequest  # noqa: Y015
+
+@_typing.final
+class ListVersionsResponse(_message.Message):
+    """One page of the list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionInfo]:
+        """The newest first; without `spec_json` and `curves`."""
+
+    def __init__(
+        self,
+        *,
+        versions: _abc.Iterable[Global___VersionInfo] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListVersionsResponse: _TypeAlias = ListVersionsResponse  # noqa: Y015
+
+@_typing.final
+class GetVersionRequest(_message.Message):
+    """The version to describe."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Required. Name of the index."""
+    version: _builtins.int
+    """Its number; 0: the current one."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVersionRequest: _TypeAlias = GetVersionRequest  # noqa: Y015
+
+@_typing.final
+class GetVersionResponse(_message.Message):
+    """The version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def version(self) -> Global___VersionInfo:
+        """With `spec_json` and `curves`."""
+
+    def __init__(
+        self,
+        *,
+        version: Global___VersionInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVersionResponse: _TypeAlias = GetVersionResponse  # noqa: Y015
+
+@_typing.final
+class RollbackIndexRequest(_message.Message):
+    """The version to go back to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    IF_VERSION_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Required. Name of the index."""
+    version: _builtins.int
+    """Required. Version whose content is published again."""
+    if_version: _builtins.int
+    """Refuse with FAILED_PRECONDITION unless this is the current version; 0: any."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        version: _builtins.int = ...,
+        if_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["if_version", b"if_version", "index", b"index", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackIndexRequest: _TypeAlias = RollbackIndexRequest  # noqa: Y015
+
+@_typing.final
+class RollbackIndexResponse(_message.Message):
+    """The new version is durable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def index(self) -> Global___IndexInfo:
+        """The index as published; `rows` are those of its version, without live updates after it."""
+
+    def __init__(
+        self,
+        *,
+        index: Global___IndexInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackIndexResponse: _TypeAlias = RollbackIndexResponse  # noqa: Y015
+
+@_typing.final
+class VersionInfo(_message.Message):
+    """A version of an index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CONTENT_OF_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    SPEC_JSON_FIELD_NUMBER: _builtins.int
+    CURVES_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Its number."""
+    current: _builtins.bool
+    """Whether it is the newest, which servers move to."""
+    parent: _builtins.int
+    """The version that it was made from; 0: none."""
+    rows: _builtins.int
+    """Datapoints of its segments."""
+    segments: _builtins.int
+    """Number of its segments."""
+    size_bytes: _builtins.int
+    """Bytes of its files; versions share files."""
+    kind: _builtins.str
+    """What made it: `full` and `upsert` are builds, `live` seals live updates, `merge` and `compact` merge segments; `create`, `alter`,
+    `tune`, `calibrate`, `rank`, `map`, `migrate`, `replace`, `rollback`. Empty: it is not known.
+    """
+    content_of: _builtins.int
+    """The version whose content a rollback has; 0: it is none."""
+    problem: _builtins.str
+    """What is wrong with its manifest, as text; nothing else is set then but the number. Empty: nothing."""
+    spec_json: _builtins.str
+    """The spec as JSON."""
+    @_builtins.property
+    def created_at(self) -> _timestamp_pb2.Timestamp:
+        """Time of its commit; not set if its manifest cannot be read."""
+
+    @_builtins.property
+    def recall(self) -> Global___RecallInfo:
+        """Expected recall of default searches; absent if nothing was measured."""
+
+    @_builtins.property
+    def curves(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecallCurve]:
+        """Measured recall against cost: of the unnamed vectors, whose name is empty, and of each name; none of vectors whose segments are all
+        searched exactly.
+        """
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        current: _builtins.bool = ...,
+        parent: _builtins.int = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
+        rows: _builtins.int = ...,
+        segments: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        content_of: _builtins.int = ...,
+        recall: Global___RecallInfo | None = ...,
+        problem: _builtins.str = ...,
+        spec_json: _builtins.str = ...,
+        curves: _abc.Iterable[Global___RecallCurve] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "recall", b"recall"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_of", b"content_of", "created_at", b"created_at", "current", b"current", "curves", b"curves", "kind", b"kind", "parent", b"parent", "problem", b"problem", "recall", b"recall", "rows", b"rows", "segments", b"segments", "size_bytes", b"size_bytes", "spec_json", b"spec_json", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionInfo: _TypeAlias = VersionInfo  # noqa: Y015
+
+@_typing.final
+class RecallCurve(_message.Message):
+    """Recall and cost of searches of the vectors of one name, over all segments of a version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    K_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    POINTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the vectors; empty: the unnamed ones."""
+    k: _builtins.int
+    """Hits per query."""
+    rows: _builtins.int
+    """Datapoints with such a vector."""
+    @_builtins.property
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecallPoint]:
+        """Ascending by target, with one for the target of the spec."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        k: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        points: _abc.Iterable[Global___RecallPoint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["k", b"k", "name", b"name", "points", b"points", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallCurve: _TypeAlias = RecallCurve  # noqa: Y015
+
+@_typing.final
+class RecallPoint(_message.Message):
+    """What searches with a target recall are expected to do."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    QUERY_US_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
+    EXACT_ROWS_FIELD_NUMBER: _builtins.int
+    target: _builtins.float
+    """Target recall."""
+    recall: _builtins.float
+    """Expected recall."""
+    error: _builtins.float
+    """Standard error of `recall`."""
+    query_us: _builtins.float
+    """Time of one query in a batch on one core, in microseconds, without segments that are searched exactly."""
+    leaves: _builtins.int
+    """Leaves searched, over all segments."""
+    exact_rows: _builtins.int
+    """Datapoints in segments that are searched exactly: small ones, and those without a setting that reaches the target."""
+    def __init__(
+        self,
+        *,
+        target: _builtins.float = ...,
+        recall: _builtins.float = ...,
+        error: _builtins.float = ...,
+        query_us: _builtins.float = ...,
+        leaves: _builtins.int = ...,
+        exact_rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "exact_rows", b"exact_rows", "leaves", b"leaves", "query_us", b"query_us", "recall", b"recall", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallPoint: _TypeAlias = RecallPoint  # noqa: Y015
+
+@_typing.final
 class DropIndexRequest(_message.Message):
     """The index to remove."""
 

@@ -85,6 +85,21 @@ class IndexServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_index__pb2.GetMigrationRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_index__pb2.GetMigrationResponse.FromString,
                 _registered_method=True)
+        self.ListVersions = channel.unary_unary(
+                '/scannery.v1.IndexService/ListVersions',
+                request_serializer=scannery_dot_v1_dot_index__pb2.ListVersionsRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.ListVersionsResponse.FromString,
+                _registered_method=True)
+        self.GetVersion = channel.unary_unary(
+                '/scannery.v1.IndexService/GetVersion',
+                request_serializer=scannery_dot_v1_dot_index__pb2.GetVersionRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.GetVersionResponse.FromString,
+                _registered_method=True)
+        self.RollbackIndex = channel.unary_unary(
+                '/scannery.v1.IndexService/RollbackIndex',
+                request_serializer=scannery_dot_v1_dot_index__pb2.RollbackIndexRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.RollbackIndexResponse.FromString,
+                _registered_method=True)
         self.DropIndex = channel.unary_unary(
                 '/scannery.v1.IndexService/DropIndex',
                 request_serializer=scannery_dot_v1_dot_index__pb2.DropIndexRequest.SerializeToString,
@@ -203,6 +218,28 @@ class IndexServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListVersions(self, request, context):
+        """Returns the versions of an index that are kept, the newest first, also of one that cannot be opened.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetVersion(self, request, context):
+        """Returns a version with its spec and its curves of recall.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollbackIndex(self, request, context):
+        """Publishes the content of an earlier version as a new one, which servers move to. Live updates that were sealed since then are
+        undone. Needs `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DropIndex(self, request, context):
         """Removes an index with all its versions and its log. Needs `admin`.
         """
@@ -311,6 +348,21 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     servicer.GetMigration,
                     request_deserializer=scannery_dot_v1_dot_index__pb2.GetMigrationRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_index__pb2.GetMigrationResponse.SerializeToString,
+            ),
+            'ListVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVersions,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.ListVersionsRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.ListVersionsResponse.SerializeToString,
+            ),
+            'GetVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVersion,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.GetVersionRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.GetVersionResponse.SerializeToString,
+            ),
+            'RollbackIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackIndex,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.RollbackIndexRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.RollbackIndexResponse.SerializeToString,
             ),
             'DropIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.DropIndex,
@@ -624,6 +676,87 @@ class IndexService(object):
             '/scannery.v1.IndexService/GetMigration',
             scannery_dot_v1_dot_index__pb2.GetMigrationRequest.SerializeToString,
             scannery_dot_v1_dot_index__pb2.GetMigrationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/ListVersions',
+            scannery_dot_v1_dot_index__pb2.ListVersionsRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.ListVersionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/GetVersion',
+            scannery_dot_v1_dot_index__pb2.GetVersionRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.GetVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollbackIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/RollbackIndex',
+            scannery_dot_v1_dot_index__pb2.RollbackIndexRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.RollbackIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,14 @@ class IndexServiceStub:
     """
     GetMigration: _grpc.UnaryUnaryMultiCallable[_index_pb2.GetMigrationRequest, _index_pb2.GetMigrationResponse]
     """Returns how far a migration is. Needs `admin`. NOT_FOUND without one."""
+    ListVersions: _grpc.UnaryUnaryMultiCallable[_index_pb2.ListVersionsRequest, _index_pb2.ListVersionsResponse]
+    """Returns the versions of an index that are kept, the newest first, also of one that cannot be opened."""
+    GetVersion: _grpc.UnaryUnaryMultiCallable[_index_pb2.GetVersionRequest, _index_pb2.GetVersionResponse]
+    """Returns a version with its spec and its curves of recall."""
+    RollbackIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.RollbackIndexRequest, _index_pb2.RollbackIndexResponse]
+    """Publishes the content of an earlier version as a new one, which servers move to. Live updates that were sealed since then are
+    undone. Needs `admin`.
+    """
     DropIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.DropIndexRequest, _index_pb2.DropIndexResponse]
     """Removes an index with all its versions and its log. Needs `admin`."""
     SetAlias: _grpc.UnaryUnaryMultiCallable[_index_pb2.SetAliasRequest, _index_pb2.SetAliasResponse]
@@ -103,6 +111,14 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """
     GetMigration: _aio.UnaryUnaryMultiCallable[_index_pb2.GetMigrationRequest, _index_pb2.GetMigrationResponse]  # type: ignore[assignment]
     """Returns how far a migration is. Needs `admin`. NOT_FOUND without one."""
+    ListVersions: _aio.UnaryUnaryMultiCallable[_index_pb2.ListVersionsRequest, _index_pb2.ListVersionsResponse]  # type: ignore[assignment]
+    """Returns the versions of an index that are kept, the newest first, also of one that cannot be opened."""
+    GetVersion: _aio.UnaryUnaryMultiCallable[_index_pb2.GetVersionRequest, _index_pb2.GetVersionResponse]  # type: ignore[assignment]
+    """Returns a version with its spec and its curves of recall."""
+    RollbackIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.RollbackIndexRequest, _index_pb2.RollbackIndexResponse]  # type: ignore[assignment]
+    """Publishes the content of an earlier version as a new one, which servers move to. Live updates that were sealed since then are
+    undone. Needs `admin`.
+    """
     DropIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.DropIndexRequest, _index_pb2.DropIndexResponse]  # type: ignore[assignment]
     """Removes an index with all its versions and its log. Needs `admin`."""
     SetAlias: _aio.UnaryUnaryMultiCallable[_index_pb2.SetAliasRequest, _index_pb2.SetAliasResponse]  # type: ignore[assignment]
@@ -206,6 +222,32 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_index_pb2.GetMigrationResponse, _abc.Awaitable[_index_pb2.GetMigrationResponse]]:
         """Returns how far a migration is. Needs `admin`. NOT_FOUND without one."""
+
+    @_abc_1.abstractmethod
+    def ListVersions(
+        self,
+        request: _index_pb2.ListVersionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.ListVersionsResponse, _abc.Awaitable[_index_pb2.ListVersionsResponse]]:
+        """Returns the versions of an index that are kept, the newest first, also of one that cannot be opened."""
+
+    @_abc_1.abstractmethod
+    def GetVersion(
+        self,
+        request: _index_pb2.GetVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.GetVersionResponse, _abc.Awaitable[_index_pb2.GetVersionResponse]]:
+        """Returns a version with its spec and its curves of recall."""
+
+    @_abc_1.abstractmethod
+    def RollbackIndex(
+        self,
+        request: _index_pb2.RollbackIndexRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.RollbackIndexResponse, _abc.Awaitable[_index_pb2.RollbackIndexResponse]]:
+        """Publishes the content of an earlier version as a new one, which servers move to. Live updates that were sealed since then are
+        undone. Needs `admin`.
+        """
 
     @_abc_1.abstractmethod
     def DropIndex(

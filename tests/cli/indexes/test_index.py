@@ -157,6 +157,25 @@ def test_json_is_json(store: str, capsys: pytest.CaptureFixture[str]):
     assert json.loads(run(capsys, "schema")[1])["title"] == "Scannery index spec"
 
 
+def test_versions_of_a_server_are_listed_shown_and_rolled_back(
+    store: str, capsys: pytest.CaptureFixture[str]
+):
+    with serving(Path(store)) as server:
+        at = ("--target", server.address)
+        with scannery.connect(server.address) as client:
+            client.index("pods").alter(attributes={"year": "int"})
+        listed = json.loads(run(capsys, "versions", "pods", *at, "--json")[1])
+        assert [(each["version"], each["kind"]) for each in listed] == [(1, ""), (2, "alter")]
+        assert "200" in run(capsys, "versions", "pods", *at)[1]
+        assert "year" in run(capsys, "show", "pods", *at, "--spec")[1]
+        assert "year" not in run(capsys, "show", "pods", *at, "--spec", "--version", "1")[1]
+        assert json.loads(run(capsys, "rollback", "pods", "--to", "1", *at, "--json")[1])["version"] == 3
+        assert "version 4" in run(capsys, "rollback", "pods", "--to", "2", *at)[1]
+        for wrong in ((), ("--log", "x", *at)):
+            assert run(capsys, "rollback", "pods", "--to", "1", *wrong)[0] == 2
+    assert "a rollback to version 2" in run(capsys, "show", "pods", "--store", store)[1]
+
+
 def test_verify_says_no_to_damage(store: str, capsys: pytest.CaptureFixture[str]):
     assert run(capsys, "verify", "pods", "--store", store)[0] == 0
     opened = Store.open(store)
