@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo wheel test test-system test-long torture model kills test-xla test-clients test-installed test-cluster test-ray check fix proto contracts spec-docs sync bench clean
+.PHONY: demo wheel test test-system test-long torture model kills test-xla test-clients test-installed test-cluster test-ray check fix proto console-vendor contracts spec-docs sync bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -140,6 +140,10 @@ contracts: $(VENV)/.ready  ## Record what others rely on: commands, SDK, calls, 
 spec-docs: $(VENV)/.ready  ## Regenerate docs/spec.md, docs/spec.schema.json and docs/columns.md from the code.
 	$(BIN)/python -m tests.tools.generate_spec_docs
 	$(BIN)/python -m tests.tools.generate_column_docs
+
+console-vendor:  ## Make console/web/vendor/preact.js anew, from the versions in packaging/console; needs npm.
+	cd packaging/console && npm ci --no-audit --no-fund && npm run vendor
+	rm -rf packaging/console/node_modules
 
 sync: $(VENV)/.ready  ## Regenerate the synchronous halves of the client from the asynchronous ones.
 	$(BIN)/python -m tests.tools.generate_sync client

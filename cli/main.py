@@ -76,6 +76,10 @@ class _Commands(LazyGroup):
             "scannery.bridges.mcp.command:mcp",
             "Let agents search and read indexes, over the Model Context Protocol; nothing can be changed by it.",
         ),
+        "console": LazyCommand(
+            f"{_COMMANDS}.servers.console:console",
+            "Open a web page on the indexes: search as you type, see why a hit is there, judge, manage.",
+        ),
         "evaluate": LazyCommand(
             f"{_COMMANDS}.evaluate:evaluate",
             "Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements.",
@@ -108,7 +112,8 @@ class _Commands(LazyGroup):
             "Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart.",
         ),
         "cluster": LazyCommand(
-            f"{_COMMANDS}.cluster:cluster_app", "Show the leaves of a cluster; start and end clusters on Ray."
+            f"{_COMMANDS}.servers.cluster:cluster_app",
+            "Show the leaves of a cluster; start and end clusters on Ray.",
         ),
         "maintain": LazyCommand(
             f"{_COMMANDS}.serve:maintain",
@@ -119,7 +124,7 @@ class _Commands(LazyGroup):
             "Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService.",
         ),
         "top": LazyCommand(
-            f"{_COMMANDS}.top:top",
+            f"{_COMMANDS}.servers.top:top",
             "Show requests per second, latencies, load, recall and memory of a server until Ctrl-C.",
         ),
         "demo": LazyCommand(

@@ -19,7 +19,7 @@ from scannery.client.transport.base import AsyncTransport, Transport
 from scannery.client.transport.credentials import ConnectOptions
 from scannery.client.transport.embedded import EmbeddedTransport
 
-__all__ = ["AsyncClient", "AsyncIndex", "connect", "connect_beside"]
+__all__ = ["AsyncClient", "AsyncIndex", "connect", "connect_beside", "open_transport"]
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -35,11 +35,18 @@ def connect(
 ) -> AsyncClient:
     """Return an asynchronous client; see `scannery.connect`."""
     timeout_s = checked_timeout(timeout_s)
+    transport = open_transport(target, create=create, query_ids=query_ids, **options)
+    return AsyncClient(transport, timeout_s=timeout_s)
+
+
+def open_transport(
+    target: str | Path, *, create: bool = False, query_ids: bool = False, **options: Unpack[ConnectOptions]
+) -> AsyncTransport:
+    """Return what carries messages to a server or a store, for programs that pass them on; see `scannery.connect`."""
     config = connect_config(target, create=create, query_ids=query_ids, **options)
-    transport = _remote_transport(config) or ThreadTransport(
+    return _remote_transport(config) or ThreadTransport(
         EmbeddedTransport.open(target, create=create, query_ids=query_ids)
     )
-    return AsyncClient(transport, timeout_s=timeout_s)
 
 
 def connect_beside(

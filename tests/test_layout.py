@@ -16,7 +16,7 @@ import pytest
 from tests.data import ROOT
 
 ROOMS = (
-    "bridges", "cli", "client", "embed", "evaluation", "indexer", "live", "pipelines", "runtime", "serving",
+    "bridges", "cli", "client", "console", "embed", "evaluation", "indexer", "live", "pipelines", "runtime", "serving",
     "training",
 )  # fmt: skip
 MAX_MODULES = 20
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "pipelines": {"embed", "indexer", "runtime"},
     "evaluation": {"indexer", "pipelines"},
     "client": {"runtime", "v1"},
+    "console": {"client", "runtime", "v1"},
     "training": {"client", "embed", "evaluation", "indexer", "pipelines", "runtime"},
     "bridges": {"cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1", "vertex"},
     "cli": {*(set(ROOMS) - {"bridges"}), "v1"},

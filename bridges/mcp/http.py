@@ -1,32 +1,26 @@
 """Streamable HTTP for the tools: one request, one answer, no sessions, and bounds on what a client can hold.
 
-A client may be slow, or hostile. So a connection has a time in which a whole request must arrive, and one in which its
-answer must be read; where there are too many connections, the one that has waited longest for its request makes room.
-Heads are bounded by h11, bodies here, before anything is parsed.
+A client may be slow, or hostile: `runtime/asgi_server.py` bounds what a connection may take, and bodies are bounded
+here, before anything is parsed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import h11
-import uvicorn
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from scannery.bridges.mcp.server import make_server
 from scannery.client.aio import AsyncClient
+from scannery.runtime.asgi_server import ConnectionLimits, listener_on, read_body, serve_asgi
 
 __all__ = ["HttpConfig", "serve_http"]
 
@@ -46,12 +40,8 @@ class HttpConfig:
     """Names, besides those of loopback, that `Host` and `Origin` may have."""
     needs_secret: bool = False
     """Whether a request without `Authorization` is refused before anything else."""
-    request_s: float = 30.0
-    """Seconds in which a request must arrive, from the connection or the answer before it."""
-    answer_s: float = 60.0
-    """Seconds in which it must be answered, and the answer be read."""
-    max_connections: int = 256
-    """Number of connections at once."""
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    """What a connection may take."""
     max_running: int = 32
     """Number of requests that are answered at once; further ones wait."""
     max_body_bytes: int = 1 << 18
@@ -70,10 +60,7 @@ async def serve_http(client: AsyncClient, config: HttpConfig, ready: Callable[[s
         OSError: the address is in use, or is none of this machine.
 
     """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.create_server((config.host, config.port), family=family) as listener:
-        # Connections inherit it: head and body of an answer are two writes, and the second waited for 40 ms otherwise.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with listener_on(config.host, config.port) as listener:
         manager = StreamableHTTPSessionManager(
             app=make_server(client),
             json_response=True,
@@ -84,9 +71,8 @@ async def serve_http(client: AsyncClient, config: HttpConfig, ready: Callable[[s
         port = listener.getsockname()[1]
         async with manager.run():
             app = _Gate(manager.asgi_app, config)
-            await _Server(
-                app, config, partial(ready, f"http://{_name_in_url(config.host)}:{port}{PATH}")
-            ).serve([listener])
+            url = f"http://{_name_in_url(config.host)}:{port}{PATH}"
+            await serve_asgi(app, listener, config.limits, partial(ready, url))
 
 
 class _Gate:
@@ -102,7 +88,7 @@ class _Gate:
             await refusal(scope, receive, send)
             return
         try:
-            body = await self._body(receive)
+            body = await read_body(receive, self._config.max_body_bytes)
         except ValueError as error:
             await PlainTextResponse(f"{error}\n", 413)(scope, receive, send)
             return
@@ -128,99 +114,6 @@ class _Gate:
             message = "give one header `Authorization: Bearer KEY`\n"
             return PlainTextResponse(message, 401, {"www-authenticate": "Bearer"})
         return None
-
-    async def _body(self, receive: Receive) -> bytes:
-        """Return the body; raises ValueError if it is too large, and ConnectionError if the client is gone."""
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise ConnectionError
-            body += message.get("body", b"")
-            if len(body) > self._config.max_body_bytes:
-                raise ValueError(f"a body has at most {self._config.max_body_bytes} bytes")
-            if not message.get("more_body", False):
-                return bytes(body)
-
-
-class _Server(uvicorn.Server):
-    """Ends without an error on SIGTERM and Ctrl-C."""
-
-    def __init__(self, app: ASGIApp, config: HttpConfig, ready: Callable[[], None]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=partial(_Connection, limits=config),  # type: ignore[arg-type]  # called like a class
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=int(config.request_s) + 1,
-                timeout_graceful_shutdown=int(config.answer_s),
-            )
-        )
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer, and say so."""
-        await super().startup(sockets)
-        self._ready()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop at a signal, and not raise it again at the end."""
-        with super().capture_signals():
-            yield
-            self._captured_signals.clear()
-
-
-class _Connection(H11Protocol):
-    """A connection with a deadline at every moment."""
-
-    def __init__(self, *arguments: Any, limits: HttpConfig, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._limits = limits
-        self._deadline: asyncio.TimerHandle | None = None
-        self._waits_since: float | None = None
-        """Moment since which it waits for a request; None: a request is answered."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._wait()
-        if len(self.connections) > self._limits.max_connections:
-            waiting = [
-                (each._waits_since, each)
-                for each in self.connections
-                if isinstance(each, _Connection) and each._waits_since is not None
-            ]
-            min(waiting, key=lambda pair: pair[0])[1].transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._waits_since is not None and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            self._waits_since = None
-            self._end_after(self._limits.answer_s)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        self._waits_since = time.monotonic()
-        self._end_after(self._limits.request_s)
-
-    def _end_after(self, seconds: float) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
 
 def _security(config: HttpConfig) -> TransportSecuritySettings:

@@ -20,6 +20,7 @@ import pytest
 import scannery
 from scannery.bridges.mcp.http import HttpConfig, serve_http
 from scannery.cli.main import main
+from scannery.runtime.asgi_server import ConnectionLimits
 from tests.bridges.mcp.conftest import agent_over_http, http_process
 from tests.served import serving
 
@@ -89,7 +90,7 @@ async def test_names_and_keys_are_those_of_the_configuration(podcasts: Path) -> 
 
 async def test_slow_clients_are_ended_and_stop_nobody(podcasts: Path) -> None:
     head = b"POST /mcp HTTP/1.1\r\nhost: localhost\r\n"
-    async with served(podcasts, request_s=1.0, answer_s=30.0, max_connections=8) as url:
+    async with served(podcasts, limits=ConnectionLimits(request_s=1.0, answer_s=30.0, connections=8)) as url:
         slow = [raw(url) for _ in range(6)]
         for position, connection in enumerate(slow):
             # Nothing, half of a head, or a body that does not come.
@@ -104,7 +105,7 @@ async def test_slow_clients_are_ended_and_stop_nobody(podcasts: Path) -> None:
 
 
 async def test_connections_are_bounded_and_the_oldest_idle_makes_room(podcasts: Path) -> None:
-    async with served(podcasts, request_s=60.0, max_connections=8) as url:
+    async with served(podcasts, limits=ConnectionLimits(request_s=60.0, connections=8)) as url:
         idle = [raw(url) for _ in range(8)]
         await asyncio.sleep(0.1)
         for _ in range(3):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.cli.commands.top import parse_metrics
+from scannery.cli.commands.servers.top import parse_metrics
 from scannery.indexer import (
     CorruptError,
     LeaseHolder,

@@ -22,7 +22,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import scannery
-from scannery.cli.commands.top import parse_metrics
+from scannery.cli.commands.servers.top import parse_metrics
 from scannery.cli.main import main
 from scannery.client.request.calls import search
 from scannery.embed import Encoder

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 import scannery
-from scannery.cli.commands.top import Sample, parse_metrics, view
+from scannery.cli.commands.servers.top import Sample, parse_metrics, view
 from scannery.indexer import IndexSpec, SegmentCache, Store, memory_of_opening, parse_spec, read_manifest
 from scannery.runtime.errors import MemoryCeilingError
 from scannery.runtime.memory import MIB, TASK_BYTES, ProcessMemory

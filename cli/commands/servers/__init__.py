@@ -1,0 +1,1 @@
+"""Commands about running servers: their figures, their leaves, their page."""

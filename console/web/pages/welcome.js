@@ -1,0 +1,29 @@
+// The indexes there are; where there is none, how to make one.
+
+import { html } from "../vendor/preact.js";
+import { Problem } from "../parts/load.js";
+import { useIndexes } from "../parts/indexes.js";
+import { bytes, count } from "../parts/values.js";
+import { Link, address } from "../route.js";
+
+/** The first page. */
+export function Welcome({ session }) {
+  const { value: indexes, error, busy } = useIndexes();
+  return html`<main class="page"><h1>Indexes</h1>
+    <${Problem} error=${error} />
+    ${busy && !indexes && html`<p class="dim">Asking …</p>`}
+    ${indexes?.length === 0 && html`<p>There is no index yet. Make one of the bundled sample, or of your files:</p>
+      <pre>scannery demo --store ./demo-store
+scannery build SPEC.yaml --input FILES --store STORE</pre>`}
+    ${indexes?.length > 0 && html`<div class="scroll"><table><thead><tr><th scope="col">index</th><th scope="col">datapoints</th><th scope="col">size</th>
+      <th scope="col">version</th><th scope="col">recall</th><th scope="col">model</th></tr></thead><tbody>
+      ${indexes.map((index) => html`<tr key=${index.name}>
+        <th scope="row"><${Link} to=${address("search", index.name)}>${index.name}<//>
+          ${index.aliases.length > 0 && html` <span class="dim">${index.aliases.join(", ")}</span>`}
+          ${index.problem && html`<div class="problem">${index.problem}</div>`}</th>
+        <td>${count(index.rows)}</td><td>${bytes(Number(index.sizeBytes))}</td><td>${index.version}</td>
+        <td>${index.recall ? `${(index.recall.measured * 100).toFixed(1)} % of its ${index.recall.k} best` : "exact"}</td>
+        <td>${index.encoder?.model ?? html`<span class="dim">vectors of callers</span>`}</td></tr>`)}
+    </tbody></table></div>`}
+    <p class="dim small">${session.target} · scannery ${session.version}</p></main>`;
+}

@@ -1,0 +1,59 @@
+"""A console in a thread of the test, and its caller: a browser's headers with a cookie jar."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from scannery.client import aio
+from scannery.console.application import serve_console
+from scannery.console.config import ConsoleConfig
+from scannery.console.sessions import caller_secret
+
+START_S = 60.0
+
+
+@contextmanager
+def console_on(location: str | Path, **options: Any) -> Iterator[str]:
+    """Serve a console on a target or a store, and give the address that it prints."""
+    config = ConsoleConfig(title=str(location), **options)
+    connection: dict[str, Any] = {"token": caller_secret} if config.takes_keys else {}
+    address: Future[str] = Future()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        transport = aio.open_transport(location, **connection)
+        try:
+            await serve_console(transport, config, address.set_result)
+        finally:
+            await transport.close()
+
+    task = loop.create_task(serve())
+    thread = threading.Thread(
+        target=lambda: loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    )
+    thread.start()
+    try:
+        yield address.result(timeout=START_S)
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(timeout=START_S)
+        assert not thread.is_alive()
+        loop.close()
+
+
+def browser_on(address: str) -> httpx2.Client:
+    """Return a client that sends what the page's own calls have."""
+    origin = address.partition("#")[0].rstrip("/")
+    return httpx2.Client(
+        base_url=origin,
+        headers={"origin": origin, "sec-fetch-site": "same-origin", "content-type": "application/json"},
+        timeout=120.0,
+    )
