@@ -38,7 +38,6 @@ from scannery.client.request.queries import (
 from scannery.client.request.writes import NewDatapoint, Update
 from scannery.client.response.aggregations import AttributeStats, Facet, Facets, TypeStats
 from scannery.client.response.index_info import (
-    CallerInfo,
     EncoderInfo,
     IndexInfo,
     Migration,
@@ -63,6 +62,7 @@ from scannery.client.response.results import (
     Snippet,
     Written,
 )
+from scannery.client.response.server_info import CallerInfo, Metric, MetricSample
 
 if TYPE_CHECKING:
     from scannery.client import aio
@@ -95,6 +95,8 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "Like",
+    "Metric",
+    "MetricSample",
     "Migration",
     "Mode",
     "NamedVectorInfo",

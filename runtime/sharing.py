@@ -8,11 +8,13 @@ released by the kernel.
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import secrets
 import struct
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,15 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 
-__all__ = ["SharedBlobs", "SharedMarks", "SharedReservation", "SharedTable", "blob_bytes", "blobs_for"]
+__all__ = [
+    "SharedBlobs",
+    "SharedMarks",
+    "SharedReservation",
+    "SharedTable",
+    "SharedTime",
+    "blob_bytes",
+    "blobs_for",
+]
 
 
 _HEADER = struct.Struct("<QQ")
@@ -119,6 +129,25 @@ class SharedReservation:
             os.close(lock)
             return None
         return lock
+
+
+class SharedTime:
+    """When something happened last, by the monotonic clock, which all processes share. Created before the fork."""
+
+    def __init__(self) -> None:
+        """Reserve shared memory: it never happened."""
+        self._word = memoryview(mmap.mmap(-1, _WORD_BYTES)).cast("d")
+        self._word[0] = -math.inf
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since then; infinite: never."""
+        return time.monotonic() - self._word[0]
+
+    def renew(self) -> float:
+        """Record that it happens now, and return the seconds since the time before."""
+        age_s, self._word[0] = self.age_s, time.monotonic()
+        return age_s
 
 
 class SharedMarks:

@@ -11,6 +11,7 @@ __all__ = [
     "EMBED",
     "EMBEDDING_SERVICE",
     "FEEDBACK",
+    "GET_METRICS",
     "GET_MIGRATION",
     "GET_VERSION",
     "HTTP_KEY",
@@ -60,6 +61,7 @@ SET_ALIAS = f"/{INDEX_SERVICE}/SetAlias"
 DELETE_ALIAS = f"/{INDEX_SERVICE}/DeleteAlias"
 KEPT_QUERIES = f"/{INDEX_SERVICE}/GetKeptQueries"
 LIST_ALIASES = f"/{INDEX_SERVICE}/ListAliases"
+GET_METRICS = f"/{INDEX_SERVICE}/GetMetrics"
 WHO_AM_I = f"/{INDEX_SERVICE}/WhoAmI"
 EMBED = f"/{EMBEDDING_SERVICE}/Embed"
 LIST_ENCODERS = f"/{EMBEDDING_SERVICE}/ListEncoders"

@@ -13,13 +13,14 @@ from google.protobuf.message import Message
 
 from scannery.client._async.index import AsyncIndex
 from scannery.client.errors import InvalidArgumentError
-from scannery.client.request import calls, feedback, lifecycle_calls
+from scannery.client.request import calls, feedback, lifecycle_calls, server_calls
 from scannery.client.request.calls import Call, Sequences, TextKind
 from scannery.client.request.filtered_writes import FilteredBatch
 from scannery.client.request.named_vectors import NamedVectors
 from scannery.client.request.values import Identifier
-from scannery.client.response.index_info import CallerInfo, Distance, EncoderInfo, Indexes, Migration
+from scannery.client.response.index_info import Distance, EncoderInfo, Indexes, Migration
 from scannery.client.response.results import Deleted, Written
+from scannery.client.response.server_info import CallerInfo, Metric
 from scannery.client.transport.base import AsyncTransport
 from scannery.v1 import index_pb2
 
@@ -343,7 +344,25 @@ class AsyncClient:
 
     async def whoami(self, *, timeout_s: float | None = None) -> CallerInfo:
         """Return who the caller is to the server, what it may do, and what the server is; needs no scope."""
-        return await self._run(lifecycle_calls.who_am_i(timeout_s=timeout_s))
+        return await self._run(server_calls.who_am_i(timeout_s=timeout_s))
+
+    async def metrics(
+        self, names: Sequence[str] = (), *, timeout_s: float | None = None
+    ) -> dict[str, Metric]:
+        """Return what the server measures of itself, by name: the values of `/metrics`, of all of its workers.
+
+        Without `scannery serve --metrics-listen`, the first call in ten seconds takes a second. A server needs the
+        scope `admin`.
+
+        Args:
+            names: of the metrics; default: all.
+            timeout_s: of the call.
+
+        Raises:
+            UnimplementedError: the client is embedded.
+
+        """
+        return await self._run(server_calls.get_metrics(names, timeout_s=timeout_s))
 
     async def encoders(self) -> list[EncoderInfo]:
         """Return the encoders that the server has: of its indexes, and those that it can use for a new one.

@@ -1,4 +1,4 @@
-"""The calls that create, change and remove indexes and their aliases, and the one that tells who the caller is.
+"""The calls that create, change and remove indexes and their aliases.
 
 Specs of indexes to create, from Python values to JSON; the server checks what they say.
 """
@@ -19,13 +19,12 @@ from scannery.client.request.calls import Call, Method
 from scannery.client.request.named_vectors import build_named_spec
 from scannery.client.request.values import refuses_surrogates
 from scannery.client.response.decoding import (
-    parse_caller,
     parse_index,
     parse_migration,
     parse_vectors,
     parse_version,
 )
-from scannery.client.response.index_info import CallerInfo, IndexInfo, Migration, VersionInfo
+from scannery.client.response.index_info import IndexInfo, Migration, VersionInfo
 from scannery.v1 import index_pb2
 
 __all__ = [
@@ -45,7 +44,6 @@ __all__ = [
     "migrate_index",
     "rollback_index",
     "set_alias",
-    "who_am_i",
 ]
 
 
@@ -219,7 +217,6 @@ KEPT_QUERIES = Method(
 LIST_ALIASES = Method(
     "/scannery.v1.IndexService/ListAliases", index_pb2.ListAliasesRequest, index_pb2.ListAliasesResponse
 )
-WHO_AM_I = Method("/scannery.v1.IndexService/WhoAmI", index_pb2.WhoAmIRequest, index_pb2.WhoAmIResponse)
 
 
 @refuses_surrogates
@@ -416,13 +413,6 @@ def kept_queries(
             raise InvalidArgumentError(f"limit: must be 1 to {MAX_KEPT}, got {limit!r:.80}", field="limit")
         request.limit = limit
     return Call(KEPT_QUERIES, request, lambda response: parse_vectors(response.vectors), timeout_s)
-
-
-def who_am_i(
-    *, timeout_s: float | None = None
-) -> Call[index_pb2.WhoAmIRequest, index_pb2.WhoAmIResponse, CallerInfo]:
-    """Return the call that tells who the caller is."""
-    return Call(WHO_AM_I, index_pb2.WhoAmIRequest(), parse_caller, timeout_s)
 
 
 def _name(value: object, field: str) -> str:

@@ -13,7 +13,6 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from scannery.client.errors import InternalError
 from scannery.client.response.index_info import (
-    CallerInfo,
     EncoderInfo,
     IndexInfo,
     Migration,
@@ -46,7 +45,6 @@ from scannery.runtime.search_modes import FusionMethod, Mode
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
 __all__ = [
-    "parse_caller",
     "parse_embed",
     "parse_encoders",
     "parse_get",
@@ -256,21 +254,6 @@ def parse_migration(message: index_pb2.Migration) -> Migration:
         rows_per_s=message.rows_per_second,
         seconds_left=message.seconds_left if message.HasField("seconds_left") else None,
         error=message.error,
-    )
-
-
-def parse_caller(message: index_pb2.WhoAmIResponse) -> CallerInfo:
-    """Return who the caller is."""
-    utc = dt.timezone.utc
-    return CallerInfo(
-        name=message.name,
-        scopes=tuple(message.scopes),
-        indexes=None if message.all_indexes else tuple(message.indexes),
-        expires_at=message.expires_at.ToDatetime(tzinfo=utc) if message.HasField("expires_at") else None,
-        asks_for_credentials=message.asks_for_credentials,
-        server_version=message.server_version,
-        server_id=message.server_id,
-        server_role=message.server_role,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 __all__ = [
-    "CallerInfo",
     "Distance",
     "EncoderInfo",
     "IndexInfo",
@@ -220,28 +219,6 @@ class VersionInfo:
     """Empty in a list of versions."""
     curves: tuple[RecallCurve, ...]
     """Empty in a list of versions, and where all segments are searched exactly."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallerInfo:
-    """Who the caller is to a server, what it may do, and what answers it."""
-
-    name: str
-    """`NAME/ID` of an API key, `sub/SUBJECT` of a token, `anonymous` without either."""
-    scopes: tuple[str, ...]
-    """Scopes among `read`, `write` and `admin`; none includes another."""
-    indexes: tuple[str, ...] | None
-    """The only indexes that it sees, whether they exist or not; None: all."""
-    expires_at: dt.datetime | None
-    """Time after which the credentials are refused; None: they have no end."""
-    asks_for_credentials: bool
-    """Whether the server asks its callers for credentials."""
-    server_version: str
-    """Version of Scannery that the server runs."""
-    server_id: str
-    """Id of the running server, the same for all of its workers; empty: embedded."""
-    server_role: str
-    """`all`: a server of whole indexes; `root`: of a cluster; `embedded`: a store in this process."""
 
 
 class Indexes(list[IndexInfo]):

@@ -20,7 +20,7 @@ from typing import Any
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.options import check_ranges, option
 from scannery.runtime.paths import make_absolute
-from scannery.runtime.sharing import SharedBlobs, SharedMarks, SharedTable
+from scannery.runtime.sharing import SharedBlobs, SharedMarks, SharedTable, SharedTime
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = [
@@ -294,7 +294,14 @@ class WorkerContext:
     """Distinguishes successive servers at the same port."""
 
     publish: Callable[[bytes], object] | None = None
-    """Called with the serialised metrics every second; None: this process serves `metrics_listen` itself."""
+    """Called with the serialised metrics every second while they are read; None: there are no other workers, and this
+    process serves `metrics_listen` itself."""
+
+    published: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+    """Returns what the other workers have published."""
+
+    metrics_read: SharedTime = field(default_factory=SharedTime)
+    """Time of the last call that read the metrics of all workers."""
 
     counted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Metrics of the replaced worker, from which counters continue."""

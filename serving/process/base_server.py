@@ -108,7 +108,7 @@ class BaseServer:
             )  # fmt: skip
         self.private_address = private.listen if private else ""
         """Address of that port; has the actual port after `start`."""
-        self._publisher = Publisher(self.metrics, config.metrics_listen, context.publish)
+        self._publisher = Publisher(self.metrics, config.metrics_listen, context)
         self.metrics.in_flight.asks(lambda: {(): admission.in_flight})
         self.metrics.limit.asks(lambda: {(): admission.limit})
         self.metrics.stale_credentials.asks(partial(_stale, authenticator, self._grpc.certificates))

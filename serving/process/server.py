@@ -40,6 +40,7 @@ from scannery.serving.services.search import Service
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.metrics import ServerMetrics
+from scannery.serving.telemetry.metrics.exposition import MetricsReader
 from scannery.serving.transport.health import INDEX_PREFIX
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Server(BaseServer):
             from scannery.serving.traffic.traffic_log import TrafficLog
 
             self._traffic = TrafficLog(self._catalog, config.traffic, metrics, shadowed=self._shadowed)
-        service = None if config.role == "leaf" else self._service(context)
+        service = None if config.role == "leaf" else self._service(context, metrics)
         self._shadow: Shadow | None = None
         if service is not None and self._traffic is not None and config.traffic.shadows:
             from scannery.serving.traffic.shadow import Shadow
@@ -167,7 +168,7 @@ class Server(BaseServer):
         if self._traffic is not None:
             self._traffic.forget(index)
 
-    def _service(self, context: WorkerContext) -> Service:
+    def _service(self, context: WorkerContext, metrics: ServerMetrics) -> Service:
         """Return the public handlers: over this server's segments, or those of the leaves of a cluster."""
         config = self.config
         models = (*config.models, *(config.vertex.models.values() if config.vertex else ()))
@@ -185,6 +186,7 @@ class Server(BaseServer):
             identity=ServerIdentity(
                 role=config.role, id=context.server_id, asks=config.security.authenticates
             ),
+            metrics=MetricsReader(metrics, config.metrics_listen, context),
         )
 
     def _leaf_service(self) -> LeafService:

@@ -342,8 +342,8 @@ class Supervisor(Generic[ConfigT, SharedT]):
             self._context,
             core=own_core(slot, self._context.workers),
             slot=slot,
-            # With a thousand indexes it takes 1 % of a core, which is a fifth of what a worker takes while nobody asks.
-            publish=partial(self._slots.write, slot) if self._config.metrics_listen else None,
+            publish=partial(self._slots.write, slot),
+            published=partial(self._slots.read_all, but=slot),
             counted=self._slots.read(slot),
         )
 

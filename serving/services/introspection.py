@@ -1,4 +1,4 @@
-"""The handler that tells callers who they are, and what answers them."""
+"""Handlers that tell callers who they are and what answers them, and how that does."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from scannery.runtime.errors import InvalidRequestError, UnsupportedError
 from scannery.runtime.retry import Deadline
-from scannery.serving.contract import WHO_AM_I
-from scannery.serving.security.principal import ANONYMOUS, CURRENT, SCOPES
+from scannery.serving.contract import GET_METRICS, WHO_AM_I
+from scannery.serving.security.principal import ANONYMOUS, CURRENT, SCOPES, is_visible
 from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.telemetry.metrics.exposition import MetricsReader
+from scannery.serving.telemetry.metrics.registry import Dump, Family, Histogram, samples
 from scannery.v1 import index_pb2 as pb
 
 __all__ = ["EMBEDDED", "Introspection", "ServerIdentity"]
 
+MAX_NAMES = 200
 _LAST_S = datetime.max.replace(tzinfo=timezone.utc).timestamp() - 1
 """Later ends of credentials than a timestamp can have are told as none."""
 
@@ -35,12 +39,15 @@ EMBEDDED = ServerIdentity(role="embedded")
 
 
 class Introspection:
-    """WhoAmI. Safe to use from several threads."""
+    """WhoAmI and GetMetrics. Safe to use from several threads."""
 
-    def __init__(self, identity: ServerIdentity) -> None:
-        """Answer for the server with `identity`."""
-        self._identity = identity
-        self.methods = {WHO_AM_I: UnaryMethod(pb.WhoAmIRequest, self.who_am_i, "credentials")}
+    def __init__(self, identity: ServerIdentity, metrics: MetricsReader | None) -> None:
+        """Answer for the server with `identity`; `metrics`: of all of its workers, None: it has none."""
+        self._identity, self._metrics = identity, metrics
+        self.methods = {
+            WHO_AM_I: UnaryMethod(pb.WhoAmIRequest, self.who_am_i, "credentials"),
+            GET_METRICS: UnaryMethod(pb.GetMetricsRequest, self.metrics, "admin"),
+        }
 
     def who_am_i(self, request: pb.WhoAmIRequest, deadline: Deadline) -> pb.WhoAmIResponse:
         """Describe the caller, without its secret, and the server."""
@@ -58,6 +65,35 @@ class Introspection:
         if caller.expires_s < _LAST_S:
             response.expires_at.FromSeconds(math.floor(caller.expires_s))
         return response
+
+    def metrics(self, request: pb.GetMetricsRequest, deadline: Deadline) -> pb.GetMetricsResponse:
+        """Return the metrics of all workers, of indexes that the caller can see."""
+        if self._metrics is None:
+            raise UnsupportedError("a store that is opened in the process of its caller has no metrics")
+        if len(request.names) > MAX_NAMES:
+            raise InvalidRequestError.at(
+                "names", f"must have at most {MAX_NAMES} items, got {len(request.names)}"
+            )
+        names, dump = set(request.names), self._metrics.read(deadline)
+        metrics = [
+            _metric(family, dump) for family in self._metrics.families if not names or family.name in names
+        ]
+        return pb.GetMetricsResponse(metrics=metrics)
+
+
+def _metric(family: Family, dump: Dump) -> pb.Metric:
+    metric = pb.Metric(name=family.name, help=family.text, kind=family.kind, labels=family.labels)
+    if isinstance(family, Histogram):
+        metric.bounds.extend(family.buckets)
+    at = family.labels.index("index") if "index" in family.labels else None
+    for labels, value in samples(family, dump):
+        if at is not None and at < len(labels) and labels[at] and not is_visible(labels[at]):
+            continue
+        if isinstance(family, Histogram):
+            metric.samples.add(labels=labels, value=value[0], buckets=value[1:])
+        else:
+            metric.samples.add(labels=labels, value=value)
+    return metric
 
 
 def _version() -> str:

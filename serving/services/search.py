@@ -87,6 +87,7 @@ from scannery.serving.services.versions import Versions
 from scannery.serving.services.write import FilteredWrites, Writes
 from scannery.serving.snapshot.snapshot import MAX_PARSED_BYTES, Snapshot
 from scannery.serving.status import status_for_callers
+from scannery.serving.telemetry.metrics.exposition import MetricsReader
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import index_pb2, search_pb2
 from scannery.v1.types_pb2 import Filter
@@ -128,6 +129,7 @@ class Service(MethodRegistry):
         feedback: TakeFeedback | None = None,
         interleaving: Interleaving | None = None,
         identity: ServerIdentity = EMBEDDED,
+        metrics: MetricsReader | None = None,
     ) -> None:
         """Register the handlers.
 
@@ -140,6 +142,7 @@ class Service(MethodRegistry):
             feedback: takes feedback on answers; None: none is taken, since answers have no ids.
             interleaving: chooses searches that are answered by two indexes; None: none are.
             identity: of the server.
+            metrics: reads those of all workers; None: embedded, there are none.
 
         """
         self._catalog, self._interleaving = catalog, interleaving
@@ -172,7 +175,7 @@ class Service(MethodRegistry):
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
             **QuerySamples(catalog, sample_queries).methods,
-            **Introspection(identity).methods,
+            **Introspection(identity, metrics).methods,
             FEEDBACK: UnaryMethod(search_pb2.FeedbackRequest, partial(_taken, feedback), "read"),
             **Embedding(KnownEncoders(catalog, models)).methods,
         }
@@ -516,7 +519,7 @@ _OF_EVERY_SERVER = {
     *("Embed", "ListEncoders"),
     *("ListIndexes", "GetIndex", "ListAliases", "SetAlias", "DeleteAlias"),
     *("Upsert", "Delete", "DeleteWhere", "UpdateWhere", "BranchIndex"),
-    *("ListVersions", "GetVersion", "RollbackIndex", "WhoAmI"),
+    *("ListVersions", "GetVersion", "RollbackIndex", "WhoAmI", "GetMetrics"),
 }
 
 

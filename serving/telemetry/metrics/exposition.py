@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import socket
 import threading
 import time
@@ -23,14 +24,15 @@ from typing import TYPE_CHECKING, Any
 from scannery.runtime.errors import BindError
 from scannery.runtime.sharing import SharedBlobs
 from scannery.runtime.tasks import PeriodicTask
-from scannery.serving.config import joined_address, split_address
+from scannery.serving.config import WorkerContext, joined_address, split_address
 from scannery.serving.telemetry.metrics.families import ServerMetrics
-from scannery.serving.telemetry.metrics.registry import rendered
+from scannery.serving.telemetry.metrics.registry import merged, rendered
 
 if TYPE_CHECKING:
+    from scannery.runtime.retry import Deadline
     from scannery.serving.telemetry.metrics.registry import Dump
 
-__all__ = ["MetricsServer", "Publisher", "SharedSlots"]
+__all__ = ["MetricsReader", "MetricsServer", "Publisher", "SharedSlots"]
 
 
 _LOG = logging.getLogger(__name__)
@@ -172,32 +174,33 @@ class SharedSlots:
         dump: Dump = json.loads(data) if data else {}
         return dump
 
-    def read_all(self) -> list[Dump]:
-        """Return the contents of all slots that are not empty."""
-        return [dump for slot in range(self.count) if (dump := self.read(slot))]
+    def read_all(self, *, but: int = -1) -> list[Dump]:
+        """Return the contents of all slots that are not empty; `but`: number of one that is left out."""
+        return [dump for slot in range(self.count) if slot != but and (dump := self.read(slot))]
 
 
 EVERY_S = 1.0
 MOST_SHARE = 0.02
 """Share of a processor that publishing takes."""
+READ_FOR_S = 10.0
+"""Time after a call for metrics in which workers publish, where no process serves them over HTTP: with a thousand
+indexes it takes 1 % of a core, which is a fifth of what a worker takes while nobody asks."""
 
 
 class Publisher:
-    """Publishes every second, and once more when it stops."""
+    """Publishes every second while somebody reads, and once more when it stops."""
 
-    def __init__(
-        self, metrics: ServerMetrics, listen: str, publish: Callable[[bytes], object] | None
-    ) -> None:
+    def __init__(self, metrics: ServerMetrics, listen: str, context: WorkerContext) -> None:
         """Prepare; `start` begins to publish.
 
         Args:
             metrics: of this process.
             listen: `host:port` for HTTP; empty: none.
-            publish: called with the serialised metrics every second, in place of HTTP; None: HTTP.
+            context: says where a worker publishes, and when metrics were read; another process serves HTTP then.
 
         """
         self._registry = metrics.registry
-        self._listen, self._publish = listen, publish
+        self._listen, self._publish, self._read = listen, context.publish, context.metrics_read
         self._http: MetricsServer | None = None
         self._task = PeriodicTask("publisher", self._publish_all, every_s=EVERY_S)
         self._started = False
@@ -227,6 +230,35 @@ class Publisher:
     def _publish_all(self) -> float:
         """Publish, and return the seconds until the next time: with a thousand indexes, it takes some 20 ms."""
         started_s = time.monotonic()
-        if self._publish is not None:
+        if self._publish is not None and (self._listen or self._read.age_s < READ_FOR_S):
             self._publish(self._registry.to_bytes())
         return max(EVERY_S, (time.monotonic() - started_s) / MOST_SHARE)
+
+
+KEPT_S = 0.5
+"""Time for which calls get the same values: any number of pages that read once a second cost what two of them do."""
+
+
+class MetricsReader:
+    """Reads the metrics of all workers of a server. Safe to use from several threads."""
+
+    def __init__(self, metrics: ServerMetrics, listen: str, context: WorkerContext) -> None:
+        """Arguments are those of `Publisher`."""
+        self.families = metrics.registry.families
+        self._registry, self._listen, self._context = metrics.registry, listen, context
+        self._lock, self._read_at_s = threading.Lock(), -math.inf
+        self._dump: Dump = {}
+
+    def read(self, deadline: Deadline) -> Dump:
+        """Return the values of all families.
+
+        The first call after READ_FOR_S waits for the other workers, which publish when they see that somebody reads.
+        """
+        with self._lock:
+            if time.monotonic() - self._read_at_s >= KEPT_S:
+                unread_s = self._context.metrics_read.renew()
+                if self._context.workers > 1 and not self._listen and unread_s >= READ_FOR_S:
+                    time.sleep(min(1.2 * EVERY_S, deadline.remaining_s / 2))
+                dumps = [self._registry.dump(), *map(dict, self._context.published())]
+                self._dump, self._read_at_s = merged(self.families, dumps), time.monotonic()
+            return self._dump

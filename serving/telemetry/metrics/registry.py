@@ -13,7 +13,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Counter", "Dump", "Gauge", "Histogram", "Ratio", "Registry", "merged", "rendered"]
+__all__ = [
+    "Counter",
+    "Dump",
+    "Family",
+    "Gauge",
+    "Histogram",
+    "Ratio",
+    "Registry",
+    "merged",
+    "rendered",
+    "samples",
+]
 
 Labels: TypeAlias = tuple[str, ...]
 Dump: TypeAlias = dict[str, dict[str, Any]]
@@ -24,7 +35,9 @@ _MAX_SERIES = 2000
 """Limit of label combinations of one metric in one process: indexes come and go."""
 
 
-class _Family:
+class Family:
+    """A metric: its values by those of its labels."""
+
     kind: Literal["counter", "gauge", "histogram"]
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
@@ -45,7 +58,7 @@ class _Family:
             }
 
 
-class Counter(_Family):
+class Counter(Family):
     """A value that only grows."""
 
     kind = "counter"
@@ -57,7 +70,7 @@ class Counter(_Family):
                 self._series[labels] = self._series.get(labels, 0) + by
 
 
-class Gauge(_Family):
+class Gauge(Family):
     """A current value, computed at each publication or scrape."""
 
     kind = "gauge"
@@ -87,7 +100,7 @@ class Gauge(_Family):
         """Do nothing: the values were those of an ended process."""
 
 
-class Histogram(_Family):
+class Histogram(Family):
     """Counts of values by bucket."""
 
     kind = "histogram"
@@ -114,7 +127,7 @@ class Histogram(_Family):
             return {_SEPARATOR.join(labels): list(series) for labels, series in self._series.items()}
 
 
-class Ratio(_Family):
+class Ratio(Family):
     """The quotient of two counters, computed after merging all processes."""
 
     kind = "gauge"
@@ -132,7 +145,7 @@ class Ratio(_Family):
 class Registry:
     """The metrics of a process."""
 
-    def __init__(self, families: Iterable[_Family]) -> None:
+    def __init__(self, families: Iterable[Family]) -> None:
         self.families = tuple(families)
 
     def dump(self) -> Dump:
@@ -150,7 +163,7 @@ class Registry:
         return json.dumps(dump, separators=(",", ":")).encode()
 
 
-def merged(families: Sequence[_Family], dumps: Iterable[Dump]) -> Dump:
+def merged(families: Sequence[Family], dumps: Iterable[Dump]) -> Dump:
     """Merge the dumps of several processes."""
     total: Dump = {family.name: {} for family in families}
     for dump in dumps:
@@ -162,7 +175,7 @@ def merged(families: Sequence[_Family], dumps: Iterable[Dump]) -> Dump:
     return total
 
 
-def _merged_value(family: _Family, first: Any, second: Any) -> Any:
+def _merged_value(family: Family, first: Any, second: Any) -> Any:
     if isinstance(family, Histogram):
         return [a + b for a, b in zip(first, second, strict=True)]
     if isinstance(family, Gauge) and family.combine == "max":
@@ -170,14 +183,19 @@ def _merged_value(family: _Family, first: Any, second: Any) -> Any:
     return first + second
 
 
-def rendered(families: Sequence[_Family], dump: Dump) -> str:
+def samples(family: Family, dump: Dump) -> list[tuple[Labels, Any]]:
+    """Return the values of a family in a merged dump, by values of its labels, sorted."""
+    values = family.of(dump) if isinstance(family, Ratio) else dump.get(family.name, {})
+    return [(tuple(key.split(_SEPARATOR)) if key else (), value) for key, value in sorted(values.items())]
+
+
+def rendered(families: Sequence[Family], dump: Dump) -> str:
     """Return the Prometheus text format, version 0.0.4."""
     lines: list[str] = []
     for family in families:
         lines += [f"# HELP {family.name} {family.text}", f"# TYPE {family.name} {family.kind}"]
-        values = family.of(dump) if isinstance(family, Ratio) else dump.get(family.name, {})
-        for key, value in sorted(values.items()):
-            labels = list(zip(family.labels, key.split(_SEPARATOR) if key else (), strict=False))
+        for values, value in samples(family, dump):
+            labels = list(zip(family.labels, values, strict=False))
             if isinstance(family, Histogram):
                 lines += _histogram_lines(family, labels, value)
             else:

@@ -81,6 +81,10 @@ class IndexServiceStub:
     """Returns a sample of the vectors of queries, of a server that was started with `--keep-queries`. Needs `admin`."""
     WhoAmI: _grpc.UnaryUnaryMultiCallable[_index_pb2.WhoAmIRequest, _index_pb2.WhoAmIResponse]
     """Returns who the caller is to the server, and what it may do. Needs valid credentials, and no scope."""
+    GetMetrics: _grpc.UnaryUnaryMultiCallable[_index_pb2.GetMetricsRequest, _index_pb2.GetMetricsResponse]
+    """Returns the metrics of all workers of the server, as `/metrics` of `--metrics-listen` has them; without that option, the first call
+    in ten seconds takes a second. UNIMPLEMENTED where a store is opened in the process of the caller. Needs `admin`.
+    """
 
 @_typing.type_check_only
 class IndexServiceAsyncStub(IndexServiceStub):
@@ -135,6 +139,10 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """Returns a sample of the vectors of queries, of a server that was started with `--keep-queries`. Needs `admin`."""
     WhoAmI: _aio.UnaryUnaryMultiCallable[_index_pb2.WhoAmIRequest, _index_pb2.WhoAmIResponse]  # type: ignore[assignment]
     """Returns who the caller is to the server, and what it may do. Needs valid credentials, and no scope."""
+    GetMetrics: _aio.UnaryUnaryMultiCallable[_index_pb2.GetMetricsRequest, _index_pb2.GetMetricsResponse]  # type: ignore[assignment]
+    """Returns the metrics of all workers of the server, as `/metrics` of `--metrics-listen` has them; without that option, the first call
+    in ten seconds takes a second. UNIMPLEMENTED where a store is opened in the process of the caller. Needs `admin`.
+    """
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
     """Statuses are those of SearchService, and FAILED_PRECONDITION for a write condition that does not hold."""
@@ -312,5 +320,15 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_index_pb2.WhoAmIResponse, _abc.Awaitable[_index_pb2.WhoAmIResponse]]:
         """Returns who the caller is to the server, and what it may do. Needs valid credentials, and no scope."""
+
+    @_abc_1.abstractmethod
+    def GetMetrics(
+        self,
+        request: _index_pb2.GetMetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.GetMetricsResponse, _abc.Awaitable[_index_pb2.GetMetricsResponse]]:
+        """Returns the metrics of all workers of the server, as `/metrics` of `--metrics-listen` has them; without that option, the first call
+        in ten seconds takes a second. UNIMPLEMENTED where a store is opened in the process of the caller. Needs `admin`.
+        """
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

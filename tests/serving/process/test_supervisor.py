@@ -386,41 +386,6 @@ def test_workers_share_the_memory_of_what_was_open_before_they_began(library: Pa
             assert private < 0.5 * sizes["Rss"]
 
 
-PUBLISHING = """
-import os, sys
-from scannery.serving import ServerConfig
-from scannery.serving.process import supervisor as workers
-from scannery.serving.process.worker import await_stop
-
-def body(config, shared, context, ready):
-    os.write(1, b"publishes\\n" if context.publish else b"publishes nothing\\n")
-    ready()
-    await_stop()
-
-config = ServerConfig(store="/", listen="127.0.0.1:0", drain_s=0, metrics_listen=sys.argv[1])
-workers.Supervisor(config, 1, lambda address: print("ready", flush=True), lambda config, before: 0, body).run()
-"""
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(("listen", "text"), [("", "publishes nothing"), ("127.0.0.1:0", "publishes")])
-def test_metrics_are_published_only_where_they_are_served(listen: str, text: str) -> None:
-    with PreparedProcess(
-        [sys.executable, "-c", PUBLISHING, listen],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    ) as process:  # fmt: skip
-        try:
-            assert process.stdout is not None
-            said = Log(process, "stdout")
-            wait_until(lambda: said.said("ready"))
-            assert [line.strip() for line in said.lines if "publishes" in line] == [text]
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-
-
 HANGING = """
 import os, time
 from scannery.serving import ServerConfig

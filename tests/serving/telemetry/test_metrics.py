@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from functools import partial
@@ -15,17 +16,21 @@ import pytest
 import scannery
 from scannery.cli.commands.servers.top import parse_metrics
 from scannery.cli.main import main
+from scannery.serving.config import WorkerContext
+from scannery.serving.security.api_keys import KeyFile
 from scannery.serving.telemetry.metrics import (
     Counter,
     Gauge,
     Histogram,
     Registry,
+    ServerMetrics,
     SharedSlots,
     merged,
     rendered,
 )
+from scannery.serving.telemetry.metrics.exposition import Publisher
 from tests.served import DIMENSIONS, serving
-from tests.serving.process.test_supervisor import wait_until
+from tests.serving.process.test_supervisor import started, wait_until
 
 QUERIES = np.random.default_rng(0).normal(size=(20, DIMENSIONS)).astype(np.float32)
 
@@ -83,6 +88,22 @@ def test_slots_are_seen_from_other_processes_and_never_half() -> None:
     assert slots.read(0) == {}
 
 
+@pytest.mark.parametrize("listen", ["", "127.0.0.1:0"])
+def test_workers_publish_only_while_somebody_reads(listen: str) -> None:
+    published: list[bytes] = []
+    context = WorkerContext(workers=2, publish=published.append)
+    publisher = Publisher(ServerMetrics(), listen, context)
+    publisher.start()
+    try:
+        assert bool(published) == bool(listen)
+        published.clear()
+        context.metrics_read.renew()
+        wait_until(lambda: published, 10)
+    finally:
+        publisher.stop()
+    assert "scannery_workers" not in json.loads(published[-1]), "the gauges of a process end with it"
+
+
 @pytest.mark.system
 def test_a_server_counts_what_it_does_and_estimates_its_recall(
     library: Path, capsys: pytest.CaptureFixture[str]
@@ -90,8 +111,11 @@ def test_a_server_counts_what_it_does_and_estimates_its_recall(
     with serving(library, metrics_listen="127.0.0.1:0", recall_share=1.0) as server:
         url = f"http://{server.metrics_address}/metrics"
 
+        def page() -> str:
+            return str(urllib.request.urlopen(url, timeout=60).read().decode())
+
         def sample() -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-            return parse_metrics(urllib.request.urlopen(url, timeout=60).read().decode())
+            return parse_metrics(page())
 
         with scannery.connect(server.address) as client:
             for query in QUERIES:
@@ -124,6 +148,22 @@ def test_a_server_counts_what_it_does_and_estimates_its_recall(
         assert now["scannery_index_rows"][index] == 600
         assert now["scannery_memory_rows"][index] == 0
         assert now["scannery_private_bytes"][()] > 1 << 20
+        with scannery.connect(f"http://127.0.0.1:{server.http_port}") as client:
+            told, some = client.metrics(), client.metrics(["scannery_index_rows", "nothing"])
+        assert list(some) == ["scannery_index_rows"]
+        rows = {sample.labels["index"]: sample.value for sample in some["scannery_index_rows"].samples}
+        assert rows == {"flat": 50, "library": 600}
+        seconds = told["scannery_request_seconds"]
+        assert (seconds.kind, seconds.bounds[-1]) == ("histogram", 60)
+        [searches] = [
+            each for each in seconds.samples
+            if (each.labels["method"], each.labels["plan"], each.labels["code"]) == ("Search", "exact", "OK")
+        ]  # fmt: skip
+        assert len(searches.buckets) == len(seconds.bounds) + 1
+        assert sum(searches.buckets) == 20
+        assert 0 < searches.value < 60
+        assert told["scannery_recall_estimate"].samples[0].value == 1
+        assert told.keys() == {line.split()[2] for line in page().splitlines() if line.startswith("# TYPE")}
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(url.replace("metrics", "secrets"), timeout=60)
         assert main(["top", server.metrics_address, "--once", "--every", "0.2"]) == 0
@@ -131,3 +171,42 @@ def test_a_server_counts_what_it_does_and_estimates_its_recall(
         assert "library" in out
         assert "plan" in out
     assert main(["top", "127.0.0.1:1", "--once"]) == 4
+
+
+@pytest.mark.system
+def test_a_call_returns_the_metrics_of_all_workers(library: Path, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    _, admin = keys.create("admin", scopes=["admin", "read"])
+    _, narrow = keys.create("narrow", scopes=["admin"], indexes=["flat"])
+    _, reader = keys.create("reader")
+    with started(library, "--workers", "2", "--keys", str(keys.path)) as (_, address):
+        for _ in range(40):  # until both workers have answered
+            with scannery.connect(address, api_key=admin, http=False) as client:
+                client.index("library").search(QUERIES[0])
+                client.index("flat").search([1.0] * 4)
+        with scannery.connect(address, api_key=admin) as client:
+            told = client.metrics(["scannery_request_seconds", "scannery_workers"])
+            assert [sample.value for sample in told["scannery_workers"].samples] == [2]
+            began_s = time.monotonic()
+            assert searches_of(client.metrics()) == {"library": 40, "flat": 40}
+            assert time.monotonic() - began_s < 1
+        with scannery.connect(address, api_key=narrow) as client:
+            assert searches_of(client.metrics()) == {"flat": 40}
+            assert "library" not in repr(client.metrics())
+        with (
+            scannery.connect(address, api_key=reader) as client,
+            pytest.raises(scannery.PermissionDeniedError, match="'admin'"),
+        ):
+            client.metrics()
+    with scannery.connect(library) as client, pytest.raises(scannery.UnimplementedError):
+        client.metrics()
+
+
+def searches_of(metrics: dict[str, scannery.client.Metric]) -> dict[str, int]:
+    """Return the number of searches of each index."""
+    samples = metrics["scannery_request_seconds"].samples
+    return {
+        sample.labels["index"]: sum(sample.buckets)
+        for sample in samples
+        if sample.labels["method"] == "Search"
+    }
