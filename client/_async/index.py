@@ -20,6 +20,7 @@ from scannery.client.request.queries import Queries, QueryLike, SearchOptions, b
 from scannery.client.request.values import Identifier
 from scannery.client.response.index_info import IndexInfo, VersionInfo
 from scannery.client.response.outcomes import Progress
+from scannery.client.response.rank_explanation import RankExplanation
 from scannery.client.response.results import Datapoint, Hits, ScanPage
 
 if TYPE_CHECKING:
@@ -41,6 +42,22 @@ class AsyncIndex(AsyncWrites):
 
         """
         return await self._client._run(calls.search(self.name, query, k, **self._fresh(options)))
+
+    async def explain(
+        self, query: QueryLike, id: Identifier, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> RankExplanation:
+        """Return why a datapoint is at its rank for a query, or why it is no hit, and what would make it one.
+
+        It costs several searches. Print the result for a text.
+
+        Args:
+            query: as of `search`.
+            id: of the datapoint.
+            k: hits wanted, as of `search`.
+            options: those of the search in question; `highlight` and context change nothing.
+
+        """
+        return await self._client._run(calls.explain(self.name, query, id, k, **self._fresh(options)))
 
     async def search_many(
         self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]

@@ -21,6 +21,7 @@ from scannery.client.request.queries import Queries, QueryLike, SearchOptions, b
 from scannery.client.request.values import Identifier
 from scannery.client.response.index_info import IndexInfo, VersionInfo
 from scannery.client.response.outcomes import Progress
+from scannery.client.response.rank_explanation import RankExplanation
 from scannery.client.response.results import Datapoint, Hits, ScanPage
 
 if TYPE_CHECKING:
@@ -42,6 +43,22 @@ class Index(Writes):
 
         """
         return self._client._run(calls.search(self.name, query, k, **self._fresh(options)))
+
+    def explain(
+        self, query: QueryLike, id: Identifier, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> RankExplanation:
+        """Return why a datapoint is at its rank for a query, or why it is no hit, and what would make it one.
+
+        It costs several searches. Print the result for a text.
+
+        Args:
+            query: as of `search`.
+            id: of the datapoint.
+            k: hits wanted, as of `search`.
+            options: those of the search in question; `highlight` and context change nothing.
+
+        """
+        return self._client._run(calls.explain(self.name, query, id, k, **self._fresh(options)))
 
     def search_many(self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
         """Return the hits of each query, in their order; far cheaper than one call each. At most 1,000 queries."""

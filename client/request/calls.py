@@ -16,6 +16,7 @@ import marshal
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -46,6 +47,7 @@ from scannery.client.response.decoding import (
     parse_page,
 )
 from scannery.client.response.index_info import EncoderInfo, IndexInfo
+from scannery.client.response.rank_explanation import RankExplanation, parse_explain
 from scannery.client.response.results import Datapoint, Deleted, Hits, ScanPage, Written
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2
 from scannery.v1.search_pb2 import Query, SearchOptions, SearchRequest
@@ -59,6 +61,7 @@ __all__ = [
     "checked_timeout",
     "delete",
     "embed",
+    "explain",
     "get",
     "get_index",
     "identifiers",
@@ -184,6 +187,7 @@ SEARCH = Method("/scannery.v1.SearchService/Search", search_pb2.SearchRequest, s
 SEARCH_MANY = Method(
     "/scannery.v1.SearchService/SearchMany", search_pb2.SearchManyRequest, search_pb2.SearchManyResponse
 )
+EXPLAIN = Method("/scannery.v1.SearchService/Explain", search_pb2.ExplainRequest, search_pb2.ExplainResponse)
 GET = Method("/scannery.v1.SearchService/Get", search_pb2.GetRequest, search_pb2.GetResponse)
 SCAN = Method("/scannery.v1.SearchService/Scan", search_pb2.ScanRequest, search_pb2.ScanResponse)
 LIST_INDEXES = Method(
@@ -244,8 +248,28 @@ def search_many(
     return Call(SEARCH_MANY, request, parse_many, timeout_s)
 
 
+@refuses_surrogates
+def explain(
+    index: str,
+    query: QueryLike,
+    identifier: Identifier,
+    k: int,
+    *,
+    client_id: str | None = None,
+    timeout_s: float | None = None,
+    **options: Any,
+) -> Call[search_pb2.ExplainRequest, search_pb2.ExplainResponse, RankExplanation]:
+    """Return the call for the rank of a datapoint; `options` are the others of `SearchOptions`."""
+    text = as_identifier(identifier, "id")
+    search = search_request(index, query, k, options)
+    request = search_pb2.ExplainRequest(index=index, query=search.query, options=search.options, id=text)
+    _put_client(request, client_id)
+    return Call(EXPLAIN, request, partial(parse_explain, text), timeout_s)
+
+
 def _put_client(
-    request: search_pb2.SearchRequest | search_pb2.SearchManyRequest, client_id: str | None
+    request: search_pb2.SearchRequest | search_pb2.SearchManyRequest | search_pb2.ExplainRequest,
+    client_id: str | None,
 ) -> None:
     if client_id is None:
         return

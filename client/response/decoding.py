@@ -47,7 +47,9 @@ from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 __all__ = [
     "parse_embed",
     "parse_encoders",
+    "parse_explanation",
     "parse_get",
+    "parse_hit",
     "parse_hits",
     "parse_index",
     "parse_many",
@@ -76,7 +78,7 @@ def _hits(
 ) -> Hits:
     hits = undecoded(message, version, sequence, _MODES.get(mode))
     if message.HasField("explanation"):
-        hits.explanation = _explanation(message.explanation)
+        hits.explanation = parse_explanation(message.explanation)
     return hits
 
 
@@ -326,7 +328,15 @@ def _coverage(message: search_pb2.Coverage) -> Coverage:
     )
 
 
-def _explanation(message: search_pb2.Explanation) -> Explanation:
+def parse_hit(message: search_pb2.Hit) -> Hit:
+    """Return a hit, which is decoded when a field of it is first read."""
+    hit = new_point(Hit)
+    put_message(hit, message)
+    return hit
+
+
+def parse_explanation(message: search_pb2.Explanation) -> Explanation:
+    """Return how a query was answered."""
     fused = message.HasField("fusion")
     return Explanation(
         segments=tuple(

@@ -88,8 +88,17 @@ class RowSource(ABC):
     """Where rows lie, by the numbers in `Ranking.segments`."""
 
     @abstractmethod
-    def candidates(self, prepared: PreparedSearch, batch: QueryBatch) -> FusedCandidates:
-        """Return the candidates of the queries of a batch; raises what `search` does."""
+    def candidates(
+        self, prepared: PreparedSearch, batch: QueryBatch, *, words: Sequence[Words] | None = None
+    ) -> FusedCandidates:
+        """Return the candidates of the queries of a batch; raises what `search` does.
+
+        Args:
+            prepared: the options.
+            batch: the queries.
+            words: what these are searched by in modes lexical and hybrid; None: their words are looked up.
+
+        """
 
     @abstractmethod
     def signal_rows(self, prepared: PreparedSearch, batch: QueryBatch, candidates: Any) -> SignalRows:
@@ -138,9 +147,11 @@ class LocalRows(RowSource):
         self.lookup = self._snapshot = snapshot
         self.segments: Sequence[Segment] = snapshot.segments
 
-    def candidates(self, prepared: PreparedSearch, batch: QueryBatch) -> Candidates:
+    def candidates(
+        self, prepared: PreparedSearch, batch: QueryBatch, *, words: Sequence[Words] | None = None
+    ) -> Candidates:
         """As `RowSource.candidates`."""
-        return Candidates(prepared, batch)
+        return Candidates(prepared, batch, words=words)
 
     def signal_rows(
         self, prepared: PreparedSearch, batch: QueryBatch, candidates: Candidates

@@ -73,7 +73,18 @@ from scannery.v1.search_pb2 import (
     VectorMapping,
 )
 
-__all__ = ["PreparedQuery", "answers_of", "explanation", "reranked", "search"]
+__all__ = [
+    "Finish",
+    "PreparedQuery",
+    "answers_of",
+    "before_rerank",
+    "explanation",
+    "hit_features",
+    "rank",
+    "ranked_candidates",
+    "reranked",
+    "search",
+]
 
 
 BATCH_TEXTS = 16
@@ -373,11 +384,11 @@ def search(
             serialized = _search_one_segment(prepared, batch.snapshot, batch.deadline, batch.stats, asked_QD)
             if serialized is not None:
                 return serialized
-        rankings = _rank(prepared, batch, rows)
+        rankings = rank(prepared, batch, rows)
     elif prepared.options.differ:
         rankings = _rank_apart(prepared, batch, rows, [prepared.where] * len(batch.queries))
     else:
-        rankings = _rank(prepared, batch, rows)
+        rankings = rank(prepared, batch, rows)
     with batch.stats.stage("hydrate"):
         rankings = rows.readable(rankings)
         serialized = rows.hits(prepared, rankings)
@@ -389,7 +400,9 @@ def search(
             around = contexts(rows, rankings, prepared.options.context, batch.snapshot, batch.deadline)
             serialized = serialized.with_field(Hit.CONTEXT_FIELD_NUMBER, around)
     if prepared.options.explain and any(ranking.features is not None for ranking in rankings):
-        serialized = serialized.with_field(Hit.FEATURES_FIELD_NUMBER, [_features(each) for each in rankings])
+        serialized = serialized.with_field(
+            Hit.FEATURES_FIELD_NUMBER, [hit_features(each) for each in rankings]
+        )
     notes = [_note(ranking, prepared.options) for ranking in rankings]
     if not any(notes):
         return serialized
@@ -405,7 +418,7 @@ def _note(ranking: Ranking, options: Options) -> bytes:
     return note.SerializeToString()
 
 
-def _features(ranking: Ranking) -> list[bytes]:
+def hit_features(ranking: Ranking) -> list[bytes]:
     """Return the features of each hit of a query, serialised; empty: it was not ordered by a ranker."""
     if ranking.features is None:
         return [b""] * len(ranking)
@@ -459,7 +472,7 @@ def _rank_apart(
     for (node, *_), (options, group) in groups.items():
         part = _prepared_as(prepared, batch.snapshot, options, node)
         queries, paths = zip(*((batch.queries[n], batch.paths[n]) for n in group), strict=True)
-        ranked = _rank(part, replace(batch, queries=queries, paths=paths), rows)
+        ranked = rank(part, replace(batch, queries=queries, paths=paths), rows)
         rankings.update(zip(group, ranked, strict=True))
     return [rankings[number] for number in range(len(filters))]
 
@@ -472,7 +485,7 @@ def _prepared_as(
     return PreparedSearch.of(snapshot, options, where)
 
 
-def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[Ranking]:
+def rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[Ranking]:
     """Return the hits of each query, in any mode."""
     options = prepared.options
     if options.diversity:
@@ -480,15 +493,9 @@ def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[
     if options.rerank is not None:
         return _reranked(prepared, options.rerank, batch, rows)
     relevance = HitRelevance(options, batch)
-    fused = rows.candidates(prepared, batch)
-    candidates: RankedCandidates = fused
-    if options.ranker is not None:
-        candidates = LearnedCandidates(fused, options.ranker, rows.segments)
-    if options.ranking is not None:
-        signals = rows.signal_rows(prepared, batch, candidates)
-        candidates = SignalRankedCandidates(candidates, signals, rows.segments, options, relevance, batch)
+    candidates = ranked_candidates(prepared, batch, rows, relevance)
     named = named_rows(rows.lookup, batch.queries, batch.paths)
-    finish = _Finish(rows, options, named, relevance, candidates)
+    finish = Finish(rows, options, named, relevance, candidates)
     depth = options.offset + options.k + max(map(len, named), default=0)
     results: list[Ranking | None] = [None] * len(named)
     while None in results:
@@ -503,12 +510,27 @@ def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[
     return [ranking for ranking in results if ranking is not None]
 
 
+def ranked_candidates(
+    prepared: PreparedSearch, batch: QueryBatch, rows: RowSource, relevance: HitRelevance
+) -> RankedCandidates:
+    """Return the candidates of queries in the order of the options: by score, by a learned ranker, by an expression."""
+    options = prepared.options
+    fused = rows.candidates(prepared, batch)
+    candidates: RankedCandidates = fused
+    if options.ranker is not None:
+        candidates = LearnedCandidates(fused, options.ranker, rows.segments)
+    if options.ranking is not None:
+        signals = rows.signal_rows(prepared, batch, candidates)
+        candidates = SignalRankedCandidates(candidates, signals, rows.segments, options, relevance, batch)
+    return candidates
+
+
 def _diversified(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[Ranking]:
     """Return the hits of each query as they are chosen for diversity, in which order offset and k count."""
     options = prepared.options
     limit, name = options.offset + options.k, options.vectors.choices[0].name
     first = PreparedSearch.of(batch.snapshot, options.before_diversity, prepared.where)
-    rankings = _rank(first, batch, rows)
+    rankings = rank(first, batch, rows)
     hits = []
     with batch.stats.stage("diversify"):
         for ranking in rankings:
@@ -523,10 +545,8 @@ def _reranked(prepared: PreparedSearch, rerank: Rerank, batch: QueryBatch, rows:
     snapshot, options = batch.snapshot, prepared.options
     reranker = snapshot.encoders.rerankers.reranker_of(snapshot.manifest)
     texts = [_text(query, path) for query, path in zip(batch.queries, batch.paths, strict=True)]
-    curve, first = rerank.curve_of(reranker.digest), options.before_rerank
-    if curve is not None:  # the least relevance is one of the new scores
-        first = replace(first, min_relevance=None)
-    rankings = _rank(PreparedSearch.of(snapshot, first, prepared.where), batch, rows)
+    curve, first = rerank.curve_of(reranker.digest), before_rerank(snapshot, options)
+    rankings = rank(PreparedSearch.of(snapshot, first, prepared.where), batch, rows)
     with batch.stats.stage("rerank"):
         ordered = [
             reranked(
@@ -543,6 +563,16 @@ def _reranked(prepared: PreparedSearch, rerank: Rerank, batch: QueryBatch, rows:
     return [ranking.within(options.offset, options.k) for ranking in ordered]
 
 
+def before_rerank(snapshot: Snapshot, options: Options) -> Options:
+    """Return the options of the search for the hits that are reranked, if any are; raises as `reranker_of`."""
+    if options.rerank is None:
+        return options.before_rerank
+    reranker = snapshot.encoders.rerankers.reranker_of(snapshot.manifest)
+    # With a curve, the least relevance is one of the new scores.
+    least = options.min_relevance if options.rerank.curve_of(reranker.digest) is None else None
+    return replace(options.before_rerank, min_relevance=least)
+
+
 def _text(query: Query, path: str) -> str:
     query = query.query if isinstance(query, WithSparse) and query.query else query
     if not isinstance(query, (ByText, WithWords)):
@@ -550,7 +580,7 @@ def _text(query: Query, path: str) -> str:
     return query.text
 
 
-class _Finish:
+class Finish:
     """From the candidates of a query to its hits, or to the finding that there are too few candidates."""
 
     def __init__(

@@ -69,6 +69,7 @@ from scannery.serving.services.batches import Batches
 from scannery.serving.services.branching import Branching
 from scannery.serving.services.creation import Alteration, Creation
 from scannery.serving.services.embedding import Embedding, KnownEncoders
+from scannery.serving.services.explaining import Explaining
 from scannery.serving.services.index import (
     AliasMethods,
     Indexes,
@@ -164,6 +165,7 @@ class Service(MethodRegistry):
             UPSERT: UnaryMethod(index_pb2.UpsertRequest, writes.upsert, "write"),
             f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, writes.delete, "write"),
             **Aggregation(self._shards).methods,
+            **Explaining(self._shards, _prepared_view).methods,
             **FilteredWrites(catalog).methods,
             **Scans(catalog, self._shards).methods,
             **Indexes(catalog, self._shards).methods,
@@ -237,8 +239,7 @@ class Service(MethodRegistry):
 
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         def answer_of(view: View) -> bytes:
-            unquoted = _unquoted(view, request, stats)
-            query = _prepared(view.snapshot, unquoted, stats, view.rows(unquoted, None))
+            _, query = _prepared_view(view, request, stats)
             answer, coverage = self.answer(query, deadline), view.coverage()
             if coverage is None:
                 return answer
@@ -373,6 +374,14 @@ class Service(MethodRegistry):
             )
 
         return self._shards.read(request.index, request.min_sequence, deadline, answer_of)
+
+
+def _prepared_view(
+    view: View, request: search_pb2.SearchRequest, stats: QueryStats
+) -> tuple[search_pb2.SearchRequest, PreparedQuery]:
+    """Return a search whose filter has the phrases of its query, and the same, checked against a view."""
+    unquoted = _unquoted(view, request, stats)
+    return unquoted, _prepared(view.snapshot, unquoted, stats, view.rows(unquoted, None))
 
 
 def _unquoted(view: View, request: search_pb2.SearchRequest, stats: QueryStats) -> search_pb2.SearchRequest:
@@ -515,7 +524,7 @@ def _known_to_roots(path: str, method: UnaryMethod) -> UnaryMethod:
 
 
 _OF_EVERY_SERVER = {
-    *("Search", "SearchMany", "Get", "Scan", "Count", "Facets", "AttributeStats", "Feedback"),
+    *("Search", "SearchMany", "Get", "Scan", "Count", "Facets", "AttributeStats", "Explain", "Feedback"),
     *("Embed", "ListEncoders"),
     *("ListIndexes", "GetIndex", "ListAliases", "SetAlias", "DeleteAlias"),
     *("Upsert", "Delete", "DeleteWhere", "UpdateWhere", "BranchIndex"),

@@ -100,6 +100,8 @@ def same_everywhere(targets: list[Target], ask: Callable[[Any], Any]) -> Any:
     lambda i: i.search(VECTOR, min_score=0.5),
     lambda i: i.search(VECTOR, exact=True, target_recall=0.99),
     lambda i: i.search(VECTOR, leaves=5, rescore=100),
+    lambda i: i.explain(VECTOR, "d42", 3, where={"show": "gotime"}),
+    lambda i: i.explain(VECTOR, "nobody", max_per_group=1),
     lambda i: i.search(VECTOR, where={"year": 1}),
     lambda i: i.search(Blend([VECTOR, Like("d1")], [1, -0.5]), 7),
     lambda i: i.search(VECTOR, fields=["title", "year"]),

@@ -67,9 +67,10 @@ def _comparable(answer: Any) -> Any:
     found = type(answer)()
     found.CopyFrom(answer)
     for holder in (found, *getattr(found, "results", ())):
-        if "explanation" in holder.DESCRIPTOR.fields_by_name and holder.HasField("explanation"):
-            for name in ("segments", "stages", "expected_recall"):
-                holder.explanation.ClearField(name)
+        for field in ("explanation", "search"):
+            if field in holder.DESCRIPTOR.fields_by_name and holder.HasField(field):
+                for name in ("segments", "stages", "expected_recall"):
+                    getattr(holder, field).ClearField(name)
     return found.SerializeToString(deterministic=True)
 
 
@@ -146,6 +147,9 @@ def test_texts_with_an_encoder(pair: Pair, name: str) -> None:
     pair.same("Search", {"index": "talks", "query": {"text": TEXT}, "options": options})
     queries = [{"text": TEXT}, {"text": "bread"}, {"text": TEXT}]
     pair.same("SearchMany", {"index": "talks", "queries": queries, "options": options})
+    explained = {"index": "talks", "query": {"text": TEXT}, "options": options}
+    for identifier in ("t3", "t27", DELETED[0]):
+        pair.same("Explain", {**explained, "id": identifier})
 
 
 QUERIES: dict[str, Fields] = {
@@ -169,6 +173,7 @@ def test_queries(pair: Pair, name: str, mode: int) -> None:
     options = {"exact": True, "mode": mode, "k": 20}
     pair.same("Search", {"index": "talks", "query": QUERIES[name], "options": options})
     pair.same("SearchMany", {"index": "talks", "queries": [{"text": "x"}, QUERIES[name]], "options": options})
+    pair.same("Explain", {"index": "talks", "query": QUERIES[name], "options": options, "id": "t3"})
 
 
 @pytest.mark.system

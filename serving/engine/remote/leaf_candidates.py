@@ -55,8 +55,15 @@ MAX_INLINE = 50
 class LeafCandidates:
     """The candidates of some queries with equal options, in the mode of these."""
 
-    def __init__(self, rows: LeafRows, prepared: PreparedSearch, batch: QueryBatch) -> None:
-        """Encode the queries; raises what `search` does."""
+    def __init__(
+        self,
+        rows: LeafRows,
+        prepared: PreparedSearch,
+        batch: QueryBatch,
+        *,
+        words: Sequence[Words] | None = None,
+    ) -> None:
+        """Encode the queries; raises what `search` does, and takes what `RowSource.candidates` does."""
         self._rows, self._options, self._batch = rows, prepared.options, batch
         self._where = prepared.where
         mode, chosen = self._options.mode, self._options.vectors
@@ -69,16 +76,16 @@ class LeafCandidates:
         self._words: Sequence[pb.LeafWords] = ()
         with batch.stats.stage("encode"):
             if mode != "dense":
-                manifest = batch.snapshot.manifest
-                words = query_words(
-                    rows.lookup,
-                    manifest,
-                    batch.queries,
-                    self._options,
-                    rows.counted,
-                    batch.stats,
-                    paths=batch.paths,
-                )
+                if words is None:
+                    words = query_words(
+                        rows.lookup,
+                        batch.snapshot.manifest,
+                        batch.queries,
+                        self._options,
+                        rows.counted,
+                        batch.stats,
+                        paths=batch.paths,
+                    )
                 self._asked_words = words
                 self._words = [_leaf_words(each) for each in words]
             if mode != "lexical":

@@ -28,6 +28,7 @@ from scannery.indexer import CorpusCounts, CorpusStatistics
 from scannery.runtime.errors import ServingError, UnknownDatapointError
 from scannery.serving.contract import LEAF_FETCH, LEAF_STATISTICS
 from scannery.serving.engine.hydrator import WrittenHits
+from scannery.serving.engine.lexical import Words
 from scannery.serving.engine.passages import PASSAGE_SCHEMA, Passages, joined_passages
 from scannery.serving.engine.query_vectors import members_of
 from scannery.serving.engine.remote.leaf_candidates import KeptCounts, LeafCandidates
@@ -235,10 +236,12 @@ class LeafRows(RowSource):
         self._named = _NamedRows(self.segments, snapshot)
         self.lookup = self._named
 
-    def candidates(self, prepared: PreparedSearch, batch: QueryBatch) -> LeafCandidates:
+    def candidates(
+        self, prepared: PreparedSearch, batch: QueryBatch, *, words: Sequence[Words] | None = None
+    ) -> LeafCandidates:
         """As `RowSource.candidates`."""
         self._read_named(prepared, batch)
-        return LeafCandidates(self, prepared, batch)
+        return LeafCandidates(self, prepared, batch, words=words)
 
     def signal_rows(
         self, prepared: PreparedSearch, batch: QueryBatch, candidates: LeafCandidates

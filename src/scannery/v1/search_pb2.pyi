@@ -86,6 +86,74 @@ and a lexical score of 0.
 """
 Global___FusionMethod: _TypeAlias = FusionMethod  # noqa: Y015
 
+class _KeptOutBy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KeptOutByEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeptOutBy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KEPT_OUT_BY_UNSPECIFIED: _KeptOutBy.ValueType  # 0
+    """Not set."""
+    KEPT_OUT_BY_NOTHING: _KeptOutBy.ValueType  # 1
+    """The datapoint is a hit."""
+    KEPT_OUT_BY_ABSENT: _KeptOutBy.ValueType  # 2
+    """No datapoint has the id."""
+    KEPT_OUT_BY_FILTER: _KeptOutBy.ValueType  # 3
+    """`where`, or a phrase in quotes in the query, does not allow it."""
+    KEPT_OUT_BY_NO_VECTOR: _KeptOutBy.ValueType  # 4
+    """DENSE: it has none of the vectors that are searched."""
+    KEPT_OUT_BY_NO_WORD: _KeptOutBy.ValueType  # 5
+    """LEXICAL: it has no word of the query, or no dimension of its sparse vector. HYBRID: neither a word nor a vector."""
+    KEPT_OUT_BY_QUERY: _KeptOutBy.ValueType  # 6
+    """The query names it by id."""
+    KEPT_OUT_BY_MIN_SCORE: _KeptOutBy.ValueType  # 7
+    """Its score is below `min_score`."""
+    KEPT_OUT_BY_MIN_RELEVANCE: _KeptOutBy.ValueType  # 8
+    """Its relevance is below `min_relevance`."""
+    KEPT_OUT_BY_CROWDED: _KeptOutBy.ValueType  # 9
+    """Better hits fill its group (`crowding`, `further_crowding`)."""
+    KEPT_OUT_BY_NOT_A_CANDIDATE: _KeptOutBy.ValueType  # 10
+    """The approximate search did not propose it; an exact one finds it."""
+    KEPT_OUT_BY_DIVERSITY: _KeptOutBy.ValueType  # 11
+    """`diversity` chose others: it is like a hit before it."""
+    KEPT_OUT_BY_K: _KeptOutBy.ValueType  # 12
+    """k better hits come before it."""
+    KEPT_OUT_BY_OFFSET: _KeptOutBy.ValueType  # 13
+    """It is on an earlier page: `offset` skips it."""
+
+class KeptOutBy(_KeptOutBy, metaclass=_KeptOutByEnumTypeWrapper):
+    """What keeps a datapoint out of the hits: the first step of the search that it does not pass."""
+
+KEPT_OUT_BY_UNSPECIFIED: KeptOutBy.ValueType  # 0
+"""Not set."""
+KEPT_OUT_BY_NOTHING: KeptOutBy.ValueType  # 1
+"""The datapoint is a hit."""
+KEPT_OUT_BY_ABSENT: KeptOutBy.ValueType  # 2
+"""No datapoint has the id."""
+KEPT_OUT_BY_FILTER: KeptOutBy.ValueType  # 3
+"""`where`, or a phrase in quotes in the query, does not allow it."""
+KEPT_OUT_BY_NO_VECTOR: KeptOutBy.ValueType  # 4
+"""DENSE: it has none of the vectors that are searched."""
+KEPT_OUT_BY_NO_WORD: KeptOutBy.ValueType  # 5
+"""LEXICAL: it has no word of the query, or no dimension of its sparse vector. HYBRID: neither a word nor a vector."""
+KEPT_OUT_BY_QUERY: KeptOutBy.ValueType  # 6
+"""The query names it by id."""
+KEPT_OUT_BY_MIN_SCORE: KeptOutBy.ValueType  # 7
+"""Its score is below `min_score`."""
+KEPT_OUT_BY_MIN_RELEVANCE: KeptOutBy.ValueType  # 8
+"""Its relevance is below `min_relevance`."""
+KEPT_OUT_BY_CROWDED: KeptOutBy.ValueType  # 9
+"""Better hits fill its group (`crowding`, `further_crowding`)."""
+KEPT_OUT_BY_NOT_A_CANDIDATE: KeptOutBy.ValueType  # 10
+"""The approximate search did not propose it; an exact one finds it."""
+KEPT_OUT_BY_DIVERSITY: KeptOutBy.ValueType  # 11
+"""`diversity` chose others: it is like a hit before it."""
+KEPT_OUT_BY_K: KeptOutBy.ValueType  # 12
+"""k better hits come before it."""
+KEPT_OUT_BY_OFFSET: KeptOutBy.ValueType  # 13
+"""It is on an earlier page: `offset` skips it."""
+Global___KeptOutBy: _TypeAlias = KeptOutBy  # noqa: Y015
+
 @_typing.final
 class Query(_message.Message):
     """A query. Exactly one kind is set."""
@@ -2183,6 +2251,322 @@ class StageTime(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StageTime: _TypeAlias = StageTime  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """A search, and a datapoint whose rank is explained."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Required. Name of the index."""
+    id: _builtins.str
+    """Required. Id of the datapoint; it may be of one that does not exist."""
+    client_id: _builtins.str
+    """As in SearchRequest."""
+    @_builtins.property
+    def query(self) -> Global___Query:
+        """Required. As in SearchRequest."""
+
+    @_builtins.property
+    def options(self) -> Global___SearchOptions:
+        """As in SearchRequest, within the same limits."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        query: Global___Query | None = ...,
+        options: Global___SearchOptions | None = ...,
+        id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "query", b"query"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "id", b"id", "index", b"index", "options", b"options", "query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    """Why a datapoint is at its rank, or is no hit. The steps after the one that keeps it out are not set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEPT_OUT_BY_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    HIT_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    ALLOWED_FIELD_NUMBER: _builtins.int
+    DENSE_FIELD_NUMBER: _builtins.int
+    LEXICAL_FIELD_NUMBER: _builtins.int
+    FUSED_FIELD_NUMBER: _builtins.int
+    CROWDED_BY_FIELD_NUMBER: _builtins.int
+    CROWDING_FIELD_NUMBER: _builtins.int
+    SEARCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    kept_out_by: Global___KeptOutBy.ValueType
+    """The step that keeps it out of the hits."""
+    remedy: _builtins.str
+    """What would make it a hit, for people: `k = 37`. Empty if it is one."""
+    rank: _builtins.int
+    """Rank among all hits, counted from 1 and from the first page on, were k large enough; with `diversity`, of a datapoint that is
+    no hit, its rank by score. Absent: an earlier step keeps it out, or it is not among the best 100000.
+    """
+    allowed: _builtins.bool
+    """Whether all conditions together allow it."""
+    version: _builtins.int
+    """The version of the index that was searched."""
+    sequence: _builtins.int
+    """Mutations up to this sequence were visible."""
+    @_builtins.property
+    def hit(self) -> Global___Hit:
+        """The datapoint with its scores, as Search returns it; without scores where the search does not get as far. Absent: there is
+        none with the id.
+        """
+
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConditionMatch]:
+        """The conditions of `where`, and of phrases in quotes, in their order."""
+
+    @_builtins.property
+    def dense(self) -> _containers.RepeatedCompositeFieldContainer[Global___DenseRank]:
+        """DENSE and HYBRID: its place by each of the vectors that are searched."""
+
+    @_builtins.property
+    def lexical(self) -> Global___LexicalRank:
+        """LEXICAL and HYBRID: its place by words, or by sparse vector."""
+
+    @_builtins.property
+    def fused(self) -> Global___ScoreRank:
+        """HYBRID, and DENSE by several vectors: its place by the fused score, before a learned ranker or `ranking`. `search` has weight and
+        method.
+        """
+
+    @_builtins.property
+    def crowded_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """CROWDED: the better hits that fill its group, best first."""
+
+    @_builtins.property
+    def crowding(self) -> Global___Crowding:
+        """CROWDED: the limit that they reach."""
+
+    @_builtins.property
+    def search(self) -> Global___Explanation:
+        """The search itself, as `Search` explains it."""
+
+    def __init__(
+        self,
+        *,
+        kept_out_by: Global___KeptOutBy.ValueType = ...,
+        remedy: _builtins.str = ...,
+        rank: _builtins.int | None = ...,
+        hit: Global___Hit | None = ...,
+        conditions: _abc.Iterable[Global___ConditionMatch] | None = ...,
+        allowed: _builtins.bool = ...,
+        dense: _abc.Iterable[Global___DenseRank] | None = ...,
+        lexical: Global___LexicalRank | None = ...,
+        fused: Global___ScoreRank | None = ...,
+        crowded_by: _abc.Iterable[_builtins.str] | None = ...,
+        crowding: Global___Crowding | None = ...,
+        search: Global___Explanation | None = ...,
+        version: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "crowding", b"crowding", "fused", b"fused", "hit", b"hit", "lexical", b"lexical", "rank", b"rank", "search", b"search"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "allowed", b"allowed", "conditions", b"conditions", "crowded_by", b"crowded_by", "crowding", b"crowding", "dense", b"dense", "fused", b"fused", "hit", b"hit", "kept_out_by", b"kept_out_by", "lexical", b"lexical", "rank", b"rank", "remedy", b"remedy", "search", b"search", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class ConditionMatch(_message.Message):
+    """A condition of a filter, and a datapoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONDITION_FIELD_NUMBER: _builtins.int
+    NEGATED_FIELD_NUMBER: _builtins.int
+    MATCHES_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    negated: _builtins.bool
+    """Whether it stands under an odd number of negations, so that a datapoint which matches is not allowed by it."""
+    matches: _builtins.bool
+    """Whether the datapoint matches the condition by itself."""
+    @_builtins.property
+    def condition(self) -> _types_pb2.Condition:
+        """The condition."""
+
+    @_builtins.property
+    def value(self) -> _types_pb2.Value:
+        """The value of the datapoint; absent: it has none, or the condition is on the words of its text."""
+
+    def __init__(
+        self,
+        *,
+        condition: _types_pb2.Condition | None = ...,
+        negated: _builtins.bool = ...,
+        matches: _builtins.bool = ...,
+        value: _types_pb2.Value | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "matches", b"matches", "negated", b"negated", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConditionMatch: _TypeAlias = ConditionMatch  # noqa: Y015
+
+@_typing.final
+class ScoreRank(_message.Message):
+    """A score, and the rank by it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORE_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    score: _builtins.float
+    """Higher is better."""
+    rank: _builtins.int
+    """Rank among all datapoints that the filter allows, from 1; absent: not among the best 100000."""
+    def __init__(
+        self,
+        *,
+        score: _builtins.float = ...,
+        rank: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "rank", b"rank"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "rank", b"rank", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+
+Global___ScoreRank: _TypeAlias = ScoreRank  # noqa: Y015
+
+@_typing.final
+class DenseRank(_message.Message):
+    """The place of a datapoint by one vector."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VECTORS_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    CANDIDATE_RANK_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    vectors: _builtins.str
+    """Name of the vector; empty: the unnamed one."""
+    candidate_rank: _builtins.int
+    """Rank among the candidates that the search took by this vector; absent: it was none of them."""
+    candidates: _builtins.int
+    """Number of candidates that the search took by this vector."""
+    @_builtins.property
+    def exact(self) -> Global___ScoreRank:
+        """Score, by an exact comparison, and rank in an exact search. Absent: the datapoint or the query does not have the vector."""
+
+    def __init__(
+        self,
+        *,
+        vectors: _builtins.str = ...,
+        exact: Global___ScoreRank | None = ...,
+        candidate_rank: _builtins.int | None = ...,
+        candidates: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_candidate_rank", b"_candidate_rank", "candidate_rank", b"candidate_rank", "exact", b"exact"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_candidate_rank", b"_candidate_rank", "candidate_rank", b"candidate_rank", "candidates", b"candidates", "exact", b"exact", "vectors", b"vectors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__candidate_rank: _TypeAlias = _typing.Literal["candidate_rank"]  # noqa: Y015
+    _WhichOneofArgType__candidate_rank: _TypeAlias = _typing.Literal["_candidate_rank", b"_candidate_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__candidate_rank) -> _WhichOneofReturnType__candidate_rank | None: ...
+
+Global___DenseRank: _TypeAlias = DenseRank  # noqa: Y015
+
+@_typing.final
+class LexicalRank(_message.Message):
+    """The place of a datapoint by words."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_WORDS_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def by_words(self) -> Global___ScoreRank:
+        """BM25, or the inner product of sparse vectors. Absent: it has no word of the query."""
+
+    @_builtins.property
+    def words(self) -> _containers.RepeatedCompositeFieldContainer[Global___WordScore]:
+        """The words of the query, and what they add to the score. None of a sparse vector."""
+
+    def __init__(
+        self,
+        *,
+        by_words: Global___ScoreRank | None = ...,
+        words: _abc.Iterable[Global___WordScore] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by_words", b"by_words"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_words", b"by_words", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LexicalRank: _TypeAlias = LexicalRank  # noqa: Y015
+
+@_typing.final
+class WordScore(_message.Message):
+    """A word of a query, and what it adds to the score of a datapoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    EXPANDS_FIELD_NUMBER: _builtins.int
+    IDF_FIELD_NUMBER: _builtins.int
+    DATAPOINTS_FIELD_NUMBER: _builtins.int
+    FREQUENCY_FIELD_NUMBER: _builtins.int
+    CONTRIBUTION_FIELD_NUMBER: _builtins.int
+    term: _builtins.str
+    """The term as the index has it, or a pattern as in ExpandedWord."""
+    expands: _builtins.str
+    """The word of the query that it stands for: a typing error, the beginning of a word, or a synonym; empty: the term is its own."""
+    idf: _builtins.float
+    """Inverse document frequency: higher is rarer."""
+    datapoints: _builtins.int
+    """Datapoints that have it."""
+    frequency: _builtins.int
+    """How often the datapoint has it. 0 with a contribution: other passages of its document have it."""
+    contribution: _builtins.float
+    """What it adds to the BM25 score, which is the sum over all words."""
+    def __init__(
+        self,
+        *,
+        term: _builtins.str = ...,
+        expands: _builtins.str = ...,
+        idf: _builtins.float = ...,
+        datapoints: _builtins.int = ...,
+        frequency: _builtins.int = ...,
+        contribution: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contribution", b"contribution", "datapoints", b"datapoints", "expands", b"expands", "frequency", b"frequency", "idf", b"idf", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WordScore: _TypeAlias = WordScore  # noqa: Y015
 
 @_typing.final
 class FeedbackRequest(_message.Message):

@@ -81,6 +81,11 @@ class SearchServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_search__pb2.ScanRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_search__pb2.ScanResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/scannery.v1.SearchService/Explain',
+                request_serializer=scannery_dot_v1_dot_search__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_search__pb2.ExplainResponse.FromString,
+                _registered_method=True)
         self.Feedback = channel.unary_unary(
                 '/scannery.v1.SearchService/Feedback',
                 request_serializer=scannery_dot_v1_dot_search__pb2.FeedbackRequest.SerializeToString,
@@ -155,6 +160,13 @@ class SearchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Says why a datapoint is at its rank among the hits of a query, or why it is not among them. It costs several searches.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Feedback(self, request, context):
         """Says which hits of an answer helped, and which did not. FAILED_PRECONDITION where the log of queries is off.
         """
@@ -204,6 +216,11 @@ def add_SearchServiceServicer_to_server(servicer, server):
                     servicer.Scan,
                     request_deserializer=scannery_dot_v1_dot_search__pb2.ScanRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_search__pb2.ScanResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=scannery_dot_v1_dot_search__pb2.ExplainRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_search__pb2.ExplainResponse.SerializeToString,
             ),
             'Feedback': grpc.unary_unary_rpc_method_handler(
                     servicer.Feedback,
@@ -434,6 +451,33 @@ class SearchService(object):
             '/scannery.v1.SearchService/Scan',
             scannery_dot_v1_dot_search__pb2.ScanRequest.SerializeToString,
             scannery_dot_v1_dot_search__pb2.ScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.SearchService/Explain',
+            scannery_dot_v1_dot_search__pb2.ExplainRequest.SerializeToString,
+            scannery_dot_v1_dot_search__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,8 @@ class SearchServiceStub:
     """Describes the values of an attribute: distinct ones, least, greatest, quantiles."""
     Scan: _grpc.UnaryUnaryMultiCallable[_search_pb2.ScanRequest, _search_pb2.ScanResponse]
     """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_search_pb2.ExplainRequest, _search_pb2.ExplainResponse]
+    """Says why a datapoint is at its rank among the hits of a query, or why it is not among them. It costs several searches."""
     Feedback: _grpc.UnaryUnaryMultiCallable[_search_pb2.FeedbackRequest, _search_pb2.FeedbackResponse]
     """Says which hits of an answer helped, and which did not. FAILED_PRECONDITION where the log of queries is off."""
 
@@ -91,6 +93,8 @@ class SearchServiceAsyncStub(SearchServiceStub):
     """Describes the values of an attribute: distinct ones, least, greatest, quantiles."""
     Scan: _aio.UnaryUnaryMultiCallable[_search_pb2.ScanRequest, _search_pb2.ScanResponse]  # type: ignore[assignment]
     """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
+    Explain: _aio.UnaryUnaryMultiCallable[_search_pb2.ExplainRequest, _search_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Says why a datapoint is at its rank among the hits of a query, or why it is not among them. It costs several searches."""
     Feedback: _aio.UnaryUnaryMultiCallable[_search_pb2.FeedbackRequest, _search_pb2.FeedbackResponse]  # type: ignore[assignment]
     """Says which hits of an answer helped, and which did not. FAILED_PRECONDITION where the log of queries is off."""
 
@@ -169,6 +173,14 @@ class SearchServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_search_pb2.ScanResponse, _abc.Awaitable[_search_pb2.ScanResponse]]:
         """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _search_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_search_pb2.ExplainResponse, _abc.Awaitable[_search_pb2.ExplainResponse]]:
+        """Says why a datapoint is at its rank among the hits of a query, or why it is not among them. It costs several searches."""
 
     @_abc_1.abstractmethod
     def Feedback(
