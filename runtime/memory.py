@@ -34,8 +34,8 @@ WORKER_BYTES = 96 * MIB
 """Private memory of a worker that searches and writes, without indexes and caches."""
 METRICS_BYTES = 8 * MIB
 """Private memory of the process that serves metrics."""
-TOOLS_BYTES = 72 * MIB
-"""Private memory of the process that serves tools for agents, and of its packages, which the supervisor imports."""
+COMPANION_BYTES = 72 * MIB
+"""Private memory of a process that serves something else beside, and of its packages, which the supervisor imports."""
 ENCODER_COPIES = 2.0
 """Bytes of memory for each byte of the files of a model's weights, on a CPU."""
 
@@ -78,8 +78,8 @@ class ProcessMemory:
     """Bound of the requests of a worker; 0: the share of the ceiling."""
     has_metrics: bool = False
     """Whether a process serves metrics."""
-    has_tools: bool = False
-    """Whether a process serves tools for agents."""
+    companions: int = 0
+    """Number of processes that serve something else beside: tools for agents, the console."""
     cold_bytes: int = 0
     """Most bytes of the pages of cold vectors that a worker keeps; 0: no index is cold."""
     kept_queries_bytes: int = 0
@@ -116,7 +116,7 @@ class ProcessMemory:
         """The bytes by the name of the component; of one encoder, if there are any."""
         caches = self.worker_filters_bytes + self.worker_queries_bytes + self.worker_scans_bytes
         caches += self.worker_cold_bytes + self.kept_queries_bytes
-        beside = self.has_metrics * METRICS_BYTES + self.has_tools * TOOLS_BYTES
+        beside = self.has_metrics * METRICS_BYTES + self.companions * COMPANION_BYTES
         return {
             "processes": SUPERVISOR_BYTES + self.workers * WORKER_BYTES + beside,
             "requests": self.workers * self.worker_requests_bytes,

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "client": {"runtime", "v1"},
     "console": {"client", "runtime", "v1"},
     "training": {"client", "embed", "evaluation", "indexer", "pipelines", "runtime"},
-    "bridges": {"cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1", "vertex"},
+    "bridges": {"cli", "client", "console", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1", "vertex"},
     "cli": {*(set(ROOMS) - {"bridges"}), "v1"},
 }  # fmt: skip
 LAZY = {("client", "serving"), ("client", "indexer")}
@@ -186,6 +186,7 @@ PUBLIC_NAMES = {
     "written": {"bridges/importers/writing.py", "cli/uploads.py", "client/response/results.py"},
     "place": {"pipelines/profiling/checking.py"},
     "wanted": {
+        "bridges/console.py",
         "bridges/mcp/plugin.py",
         "bridges/openai/plugin.py",
         "bridges/vertex/plugin.py",

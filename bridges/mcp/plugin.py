@@ -9,13 +9,11 @@ from collections.abc import Callable
 
 from scannery.client.packages import needed_for, with_extra
 from scannery.serving.bridging import Bridge, Companion, Host, Plugin
-from scannery.serving.config import ListenConfig, ServerConfig, joined_address, split_address
+from scannery.serving.config import ListenConfig, ServerConfig, split_address
 
 __all__ = ["McpPlugin"]
 
 _LOG = logging.getLogger(__name__)
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Address by which this machine reaches a server that listens on all of its addresses."""
 
 
 class McpPlugin(Plugin):
@@ -59,14 +57,9 @@ def _serve(config: ListenConfig, ready: Callable[[], None]) -> None:
 
     async def serve() -> None:
         # Keys stay on this machine, so they need no TLS; and they are the callers' own: nobody may do more than there.
-        async with aio.connect(_target(config.listen), tls=False, token=caller_secret) as client:
+        async with aio.connect(config.local_target, tls=False, token=caller_secret) as client:
             await serve_http(client, http, tell)
 
     # The web server handles these by itself.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     asyncio.run(serve())
-
-
-def _target(listen: str) -> str:
-    host, port = split_address(listen)
-    return joined_address(_LOOPBACK.get(host, host), port)

@@ -20,6 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from scannery.cli.commands.build import quiet_beam
+from scannery.cli.commands.servers.console import console as open_console
 from scannery.cli.options import JsonOption
 from scannery.cli.output import hit_json, print_json
 from scannery.cli.sample import EPISODES_PATH, SPEC_PATH, Question, questions, shared_words
@@ -58,6 +59,9 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary store.")] = False,
     k: Annotated[int, typer.Option("-k", min=1, max=50, help="Hits to show for each question.")] = 3,
     as_json: JsonOption = False,
+    console: Annotated[
+        bool, typer.Option("--console", help="Then open a web page on the sample, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Build a bundled sample corpus of 300 podcast episodes, serve it, and ask it questions."""
     chosen = [Question(question=text, expect=(), within=k) for text in ask or ()]
@@ -67,14 +71,12 @@ def demo(
             _print_report(report)
         with _served(folder, report.index) as (index, address):
             answers = _ask(index, chosen or [item for item in questions() if item.demo], k)
-        if as_json:
-            print_json(_as_json(report, answers))
-            return
-        _console.print(f"[bold]Serve[/bold]  gRPC on {address}, asked through the Python SDK\n")
-        for answer in answers:
-            _print_answer(answer)
-        _print_lesson(answers)
-        _print_next_steps(folder if store or keep else None, report.index)
+            if as_json:
+                print_json(_as_json(report, answers))
+            else:
+                _print_answers(answers, address, folder if store or keep else None, report.index)
+            if console:
+                open_console(target=address, listen="127.0.0.1:0")
 
 
 @contextlib.contextmanager
@@ -128,6 +130,14 @@ def _answer(index: Index, question: Question, k: int) -> Answer:
     ranking = question.ranking or None
     hits = index.search(question.question, k=k, where=question.where or None, ranking=ranking)
     return Answer(question=question, hits=list(hits), milliseconds=(time.perf_counter() - started) * 1000)
+
+
+def _print_answers(answers: Sequence[Answer], address: str, kept: Path | None, index: str) -> None:
+    _console.print(f"[bold]Serve[/bold]  gRPC on {address}, asked through the Python SDK\n")
+    for answer in answers:
+        _print_answer(answer)
+    _print_lesson(answers)
+    _print_next_steps(kept, index)
 
 
 def _print_report(report: BuildReport) -> None:
@@ -202,6 +212,7 @@ def _print_next_steps(kept: Path | None, index: str) -> None:
         f'{search} --store {store} "overcoming a fear of flying"',
         f"""{search} --store {store} "something quick to cook" --where '{{"minutes": {{"$lte": 30}}}}'""",
         f'{search} --store {store} "fixing a slow database" --ranking recent    # newer episodes first',
+        f"scannery console --store {store}    # a web page on it",
         f"scannery serve --store {store}    # and, in another terminal:",
         f'{search} --target 127.0.0.1:7077 "why do whales sing"',
         f"cp {shlex.quote(str(SPEC_PATH))} my-spec.yaml    # adapt it to your data, then:",

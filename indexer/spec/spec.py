@@ -141,6 +141,10 @@ class SearchSpec(SpecModel):
     """Ranking expressions by name, for searches that ask for one: a text like `score + 0.2 * decay(published, '90d')`,
     or a list of boosts."""
 
+    link: Annotated[str | None, Field(pattern=r"^(https://|\{)", max_length=2_000), Since(3)] = None
+    """Address of a datapoint for pages that show hits, with `{id}`, `{document_id}`, `{seconds}` (where a passage of a
+    recording begins) and attributes by name in it; only `https:` ones are shown."""
+
 
 class ScannSpec(SpecModel):
     """Parameters of ScaNN. The defaults depend on the rows, dimensions and distance of a segment."""

@@ -196,6 +196,12 @@ class ListenConfig:
         check_ranges(self)
 
     @property
+    def local_target(self) -> str:
+        """Address by which this machine reaches the server, also one that listens on all addresses."""
+        host, port = split_address(self.listen)
+        return joined_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+
+    @property
     def bridge_names(self) -> frozenset[str] | None:
         """Names of the bridges to load; None: all that are installed."""
         if self.bridges == "all":

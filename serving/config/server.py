@@ -183,6 +183,13 @@ class ServerConfig(ListenConfig):
     """Address of the tools, which `serve` starts as a process of their own; empty: none. A `Server` that is started
     without `serve` has none."""
 
+    console: str = option(
+        "",
+        "Serve a web page on the indexes at http://HOST:PORT (docs/console.md). Needs the extra `console`.",
+        metavar="HOST:PORT",
+    )
+    """Address of the page, likewise."""
+
     role: Literal["all", "leaf", "root"] = option(
         "all",
         "Part of this server in a cluster. `leaf`: answer roots for the shards of one group; `root`: answer callers "
@@ -201,7 +208,7 @@ class ServerConfig(ListenConfig):
         super().__post_init__()
         _ = self.ceiling_bytes  # checks the text
         self._check_role()
-        self._check_mcp()
+        self._check_companions()
         _ = self.private  # checks its address
         self._check_told_address()
         log_root_of(self.log)  # checks it, before it becomes an absolute path
@@ -243,7 +250,7 @@ class ServerConfig(ListenConfig):
             ceiling_bytes=ceiling_bytes,
             requests_bytes=self.memory_budget,
             has_metrics=bool(self.metrics_listen),
-            has_tools=bool(self.mcp),
+            companions=bool(self.mcp) + bool(self.console),
             cold_bytes=kept_bytes() if self.cold else 0,
             kept_queries_bytes=blob_bytes(self.keep_queries) if self.keep_queries else 0,
         )
@@ -301,21 +308,23 @@ class ServerConfig(ListenConfig):
         if self.role != "all":
             self._check_cluster()
 
-    def _check_mcp(self) -> None:
-        """Raise ConfigError if keys could be read on their way to the tools, or the tools not reach the server."""
-        if not self.mcp:
-            return
-        self._check_address("mcp")
-        if self.security.tls_cert:
-            raise ConfigError(
-                "mcp: the tools have no TLS, and cannot be combined with a certificate of the server: start "
-                "`scannery mcp --target NAME:PORT --http HOST:PORT` beside it, or have a proxy end TLS (--behind-tls)",
-                field="mcp",
-            )
+    def _check_companions(self) -> None:
+        """Raise ConfigError if keys could be read on their way to a process beside the server, or it not reach that."""
+        for name, flag in (("mcp", "--http"), ("console", "--listen")):
+            if not getattr(self, name):
+                continue
+            self._check_address(name)
+            if self.security.tls_cert:
+                raise ConfigError(
+                    f"{name}: has no TLS here, and cannot be combined with a certificate of the server: start "
+                    f"`scannery {name} --target NAME:PORT {flag} HOST:PORT` beside it, or have a proxy end TLS "
+                    "(--behind-tls)",
+                    field=name,
+                )
+            if self.role == "leaf":
+                raise ConfigError(f"{name}: is not for a leaf, whose callers are roots", field=name)
 
     def _check_group(self) -> None:
-        if self.mcp:
-            raise ConfigError("mcp: is not for a leaf, whose callers are roots", field="mcp")
         if not self.group:
             raise ConfigError("group: a leaf needs a group, such as 0/2 (--group)", field="group")
         try:

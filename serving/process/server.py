@@ -232,8 +232,8 @@ class Server(BaseServer):
                 ),
             )
         )
-        for name, value in {"vertex": self.config.vertex, "mcp": self.config.mcp}.items():
-            if value and name not in bridges.names:
+        for name in ("vertex", "mcp", "console"):
+            if getattr(self.config, name) and name not in bridges.names:
                 bridges.close()
                 raise ConfigError(
                     f"{name}: needs the bridge {name}, which is not among `--bridges`, or not installed: "

@@ -48,6 +48,7 @@ EXAMPLES: dict[str, Any] = {
     "search.fusion": "reciprocal_rank",
     "search.alpha": 0.6,
     "search.typos": False,
+    "search.link": "https://example.org/{document_id}?t={seconds}",
     "search.ranking": {"fresh": [{"attribute": "published", "decay": "90d", "weight": 0.2}]},
     "search.synonyms": ["tv, television", "nyc, big apple => new york"],
     "scann": {"soar": True},

@@ -6,13 +6,16 @@ import asyncio
 import ipaddress
 import sys
 import webbrowser
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scannery.cli.options import StoreOption, TargetOption, chosen_target, remote_options
 from scannery.client import FailedPreconditionError, UnauthenticatedError
 from scannery.client.packages import needed_for, with_extra
+from scannery.client.transport.credentials import ConnectOptions
 
 if TYPE_CHECKING:
     from scannery.console.config import ConsoleConfig
@@ -60,8 +63,8 @@ def console(
         raise typer.BadParameter(f"--listen must be HOST:PORT, got {listen!r}")
     if bool(tls_cert) != bool(tls_key):
         raise typer.BadParameter("--tls-cert needs --tls-key, and --tls-key needs --tls-cert")
-    options: dict[str, Any] = dict(remote_options()) if target is not None else {}
-    secret = options.pop("api_key", None) or options.pop("token", None) or ""
+    options = remote_options() if target is not None else ConnectOptions()
+    secret = str(options.pop("api_key", None) or options.pop("token", None) or "")
     config = ConsoleConfig(
         title=str(location),
         host=name.strip("[]"),
@@ -77,20 +80,27 @@ def console(
         typed_searches=typing,
     )
     is_local = _is_loopback(config.host)
+
+    def tell(url: str) -> None:
+        typer.echo(f"Console at {url}; Ctrl-C stops.")
+        if not no_open and sys.stdout.isatty():
+            webbrowser.open(url)
+
     if not is_local and not config.is_encrypted:
         raise typer.BadParameter(
             "--listen beyond loopback would carry keys and texts unencrypted: give --tls-cert and --tls-key, or put "
             "something in front that ends TLS, and give --behind-tls"
         )
-    asyncio.run(
-        run_console(
-            location, options, config, opens=not no_open and sys.stdout.isatty(), needs_keys=not is_local
-        )
-    )
+    asyncio.run(run_console(location, options, config, tell, needs_keys=not is_local))
 
 
 async def run_console(
-    location: Any, options: dict[str, Any], config: ConsoleConfig, *, opens: bool, needs_keys: bool = False
+    location: str | Path,
+    options: ConnectOptions,
+    config: ConsoleConfig,
+    ready: Callable[[str], None],
+    *,
+    needs_keys: bool = False,
 ) -> None:
     """Serve the page until SIGTERM or Ctrl-C.
 
@@ -98,7 +108,7 @@ async def run_console(
         location: target or store.
         options: of `connect`, without key and token: each call has those of its session.
         config: of the console.
-        opens: whether to open a browser.
+        ready: called with the address to open.
         needs_keys: whether to refuse a server that answers without a key.
 
     """
@@ -108,7 +118,7 @@ async def run_console(
     from scannery.console.sessions import caller_secret
 
     if config.takes_keys:
-        options = {**options, "token": caller_secret}
+        options = ConnectOptions(**{**options, "token": caller_secret})
     transport = aio.open_transport(location, **options)
     try:
         if needs_keys and not config.needs_session:
@@ -121,13 +131,7 @@ async def run_console(
                     "--listen: the target answers without a key, so everybody could read and write it here; serve it "
                     "with --keys or --jwks"
                 )
-
-        def tell(url: str) -> None:
-            typer.echo(f"Console at {url}; Ctrl-C stops.")
-            if opens:
-                webbrowser.open(url)
-
-        await serve_console(transport, config, tell)
+        await serve_console(transport, config, ready)
     finally:
         await transport.close()
 

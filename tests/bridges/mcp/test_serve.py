@@ -81,7 +81,7 @@ def answers(url: str) -> bool:
             "mcp: 0.0.0.0:0 can be reached from other machines, and this server does not",
         ),
         (["--mcp", "0.0.0.0:0", "--keys", "{keys}"], "keys and tokens would be sent there in the clear"),
-        (["--mcp", "127.0.0.1:0", "--tls-dev", "{folder}"], "mcp: the tools have no TLS"),
+        (["--mcp", "127.0.0.1:0", "--tls-dev", "{folder}"], "mcp: has no TLS here"),
         (["--mcp", "127.0.0.1:0", "--role", "leaf", "--group", "0/2"], "mcp: is not for a leaf"),
     ],
 )

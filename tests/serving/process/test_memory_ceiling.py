@@ -65,7 +65,7 @@ def test_an_index_too_large_is_not_opened_and_the_others_are_served(
 ) -> None:
     store = Store.open(tmp_path / "store", create=True)
     small, large = published(store, "a-small", 1500, tmp_path), published(store, "large", 6000, tmp_path)
-    memory = ceiling(small + large // 2, has_metrics=True, has_tools=True)
+    memory = ceiling(small + large // 2, has_metrics=True, companions=1)
     with (
         caplog.at_level(logging.WARNING),
         serving(tmp_path / "store", memory=memory, metrics_listen="127.0.0.1:0", mcp="127.0.0.1:0") as server,
