@@ -48,6 +48,7 @@ from scannery.client.response.index_info import (
     SegmentInfo,
     VersionInfo,
 )
+from scannery.client.response.maps import Projection
 from scannery.client.response.rank_explanation import (
     ConditionMatch,
     DenseRank,
@@ -115,6 +116,7 @@ __all__ = [
     "NotFoundError",
     "NotWritten",
     "PermissionDeniedError",
+    "Projection",
     "QueryLike",
     "RankExplanation",
     "RecallCurve",

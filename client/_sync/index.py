@@ -16,10 +16,12 @@ from scannery.client.request import calls, lifecycle_calls
 from scannery.client.request.batches import Errors, QueryStream, query_batches, size_of
 from scannery.client.request.calls import TextKind
 from scannery.client.request.filters import Where
+from scannery.client.request.maps import build_map, map_page
 from scannery.client.request.named_vectors import NamedVectors
 from scannery.client.request.queries import Queries, QueryLike, SearchOptions, build_scan, checked_token
 from scannery.client.request.values import Identifier
 from scannery.client.response.index_info import IndexInfo, VersionInfo
+from scannery.client.response.maps import Projection, joined_map
 from scannery.client.response.outcomes import Progress
 from scannery.client.response.rank_explanation import RankExplanation
 from scannery.client.response.results import Datapoint, Hits, ScanPage
@@ -200,6 +202,46 @@ class Index(Writes):
 
         # In one process, the two would take turns with the interpreter: together they took longer than one by one.
         return Scan(read, checked_token(token), ahead=self._client._transport.remote)
+
+    def project(
+        self,
+        *,
+        where: Where | None = None,
+        limit: int | None = None,
+        attributes: Sequence[str] = (),
+        seed: int = 0,
+        vector: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Projection:
+        """Return a map of datapoints in two dimensions, by the main directions of the vectors (PCA).
+
+        Maps of a version agree, whatever their filter: live updates are placed in them, and change no other place. All
+        datapoints of a map are of one snapshot.
+
+        Args:
+            where: which datapoints; default: all.
+            limit: most datapoints, at most 500,000, chosen at random if there are more; default: 100,000.
+            attributes: names of attributes to return.
+            seed: of the choice: equal seeds choose equal datapoints of one snapshot.
+            vector: name of the vectors; default: the unnamed ones.
+            timeout_s: of each page of 10,000.
+
+        Raises:
+            InvalidArgumentError: an argument is wrong.
+            FailedPreconditionError: the index has no vectors.
+
+        """
+        request = build_map(
+            self.name, where=where, limit=limit, seed=seed, attributes=attributes, vector=vector
+        )
+        parts: list[Projection] = []
+        token: str | None = ""
+        while token is not None:
+            page = self._client._run(map_page(request, token, min_sequence=self._seen(), timeout_s=timeout_s))
+            parts.append(page.part)
+            request.index = page.index_name or self.name  # an alias may be moved while pages are read
+            token = page.next_token or None
+        return joined_map(parts)
 
     def embed(
         self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from scannery.runtime.errors import InvalidRequestError, SnapshotGoneError, StateGoneError
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.held_snapshots import HeldSnapshot
 from scannery.serving.contract import SEARCH_SERVICE
+from scannery.serving.engine.scanning.scan_result import ScanPages
 from scannery.serving.request.scan import (
     PageToken,
     page_size_of,
@@ -21,6 +25,8 @@ from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2 as pb
 
 __all__ = ["Scans"]
+
+AnswerT = TypeVar("AnswerT")
 
 
 class Scans:
@@ -48,10 +54,21 @@ class Scans:
 
         """
         page_size_of(request)
+        return self.read(
+            request, deadline, lambda held, token: self._page(request, held, token, deadline, stats)
+        )
+
+    def read(
+        self,
+        request: pb.ScanRequest,
+        deadline: Deadline,
+        page: Callable[[HeldSnapshot, PageToken], AnswerT],
+    ) -> AnswerT:
+        """Return what `page` reads from the snapshot of a scan at the token of the request; raises as `scan`."""
         if not request.page_token:
 
-            def first(view: View) -> bytes:
-                return self._page(request, *self._first(request, view.snapshot), deadline, stats)
+            def first(view: View) -> AnswerT:
+                return page(*self._first(request, view.snapshot))
 
             return self._shards.read(request.index, request.min_sequence, deadline, first)
         current = self._catalog.snapshot(request.index).manifest
@@ -60,7 +77,7 @@ class Scans:
             held = self._catalog.held_snapshot(
                 request.index, token.version, token.sequence, deadline=deadline
             )
-            return self._page(request, held, token, deadline, stats)
+            return page(held, token)
         except StateGoneError as error:
             raise SnapshotGoneError(
                 "page_token: the snapshot of the scan is gone from the leaves; start again without a token",
@@ -78,13 +95,7 @@ class Scans:
         """Return a page of a scan that has begun, as a serialised ScanResponse."""
         size, digest, snapshot = page_size_of(request), request_digest(request), held.snapshot
         with stats.stage("scan"):
-            result = self._catalog.held.result(
-                held, digest, lambda: self._shards.pages(snapshot, request, deadline)
-            )
-        if token.position > result.total:
-            raise InvalidRequestError.at(
-                "page_token", f"must have a position of at most {result.total}, got {token.position}"
-            )
+            result = self.result(request, held, token, deadline)
         with stats.stage("hydrate"):
             page = result.page(token.position, size, deadline)
         base, end = token.snapshot_text(snapshot.manifest, digest), token.position + len(page)
@@ -97,6 +108,19 @@ class Scans:
             index=snapshot.manifest.index,
         )
         return page.data + tail.SerializeToString()
+
+    def result(
+        self, request: pb.ScanRequest, held: HeldSnapshot, token: PageToken, deadline: Deadline
+    ) -> ScanPages:
+        """Return the datapoints of a scan; InvalidRequestError if the position of a token is beyond them."""
+        result = self._catalog.held.result(
+            held, request_digest(request), lambda: self._shards.pages(held.snapshot, request, deadline)
+        )
+        if token.position > result.total:
+            raise InvalidRequestError.at(
+                "page_token", f"must have a position of at most {result.total}, got {token.position}"
+            )
+        return result
 
     def _first(self, request: pb.ScanRequest, snapshot: Snapshot) -> tuple[HeldSnapshot, PageToken]:
         """Return a snapshot, kept from now on, and the token of the first page."""

@@ -81,6 +81,7 @@ from scannery.serving.services.index import (
 from scannery.serving.services.interleaving import Interleaving, request_of_shadow
 from scannery.serving.services.introspection import EMBEDDED, Introspection, ServerIdentity
 from scannery.serving.services.migrating import Migrations
+from scannery.serving.services.projecting import Projections
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.scan import Scans
 from scannery.serving.services.shards import LocalShards, Shards, View
@@ -153,7 +154,7 @@ class Service(MethodRegistry):
         self._batches = Batches()
         self._local = LocalShards(catalog)
         self._shards: Shards = shards or self._local
-        writes = Writes(catalog)
+        writes, scans = Writes(catalog), Scans(catalog, self._shards)
         unary = {
             f"/{SEARCH_SERVICE}/Search": UnaryMethod(
                 search_pb2.SearchRequest, self._search, "read", search_pb2.SearchResponse
@@ -167,7 +168,8 @@ class Service(MethodRegistry):
             **Aggregation(self._shards).methods,
             **Explaining(self._shards, _prepared_view).methods,
             **FilteredWrites(catalog).methods,
-            **Scans(catalog, self._shards).methods,
+            **scans.methods,
+            **Projections(catalog, self._shards, scans).methods,
             **Indexes(catalog, self._shards).methods,
             **Creation(catalog, models).methods,
             **Alteration(catalog, models).methods,
@@ -524,7 +526,18 @@ def _known_to_roots(path: str, method: UnaryMethod) -> UnaryMethod:
 
 
 _OF_EVERY_SERVER = {
-    *("Search", "SearchMany", "Get", "Scan", "Count", "Facets", "AttributeStats", "Explain", "Feedback"),
+    *(
+        "Search",
+        "SearchMany",
+        "Get",
+        "Scan",
+        "Project",
+        "Count",
+        "Facets",
+        "AttributeStats",
+        "Explain",
+        "Feedback",
+    ),
     *("Embed", "ListEncoders"),
     *("ListIndexes", "GetIndex", "ListAliases", "SetAlias", "DeleteAlias"),
     *("Upsert", "Delete", "DeleteWhere", "UpdateWhere", "BranchIndex"),

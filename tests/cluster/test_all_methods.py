@@ -15,6 +15,7 @@ import pytest
 from google.protobuf.json_format import ParseDict
 
 import scannery
+from scannery.serving.services import projecting
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2
 from scannery.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from scannery.v1.index_pb2_grpc import IndexServiceStub
@@ -218,6 +219,32 @@ def test_counts_and_values(pair: Pair, attribute: str) -> None:
         pair.same("AttributeStats", stats)
     pair.same("Facets", {"index": "few", "attribute": "n"})
     pair.same("AttributeStats", {"index": "few", "attribute": "n", "quantiles": [1.5]})
+
+
+@pytest.mark.parametrize("least", [1, 100_000])
+def test_maps(pair: Pair, monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+    monkeypatch.setattr(projecting, "LEAST_ROWS", least)  # a map of the version, and of live updates, too
+    clients = [scannery.connect(server.address) for server in pair.servers]
+    for name, attribute in (("talks", "show"), ("talks", "level"), ("few", "n")):
+        alone, root = (_by_id(client.index(name).project(attributes=[attribute])) for client in clients)
+        assert alone.keys() == root.keys()
+        for each, (x, y, value) in alone.items():
+            assert root[each][2] == value
+            # A root reads the groups one after the other, so that sums are rounded otherwise.
+            assert max(abs(root[each][0] - x), abs(root[each][1] - y)) <= 2
+        some = _by_id(clients[1].index(name).project(attributes=[attribute], limit=5, seed=2))
+        assert len(some) == 5
+        assert some.items() <= root.items()
+    pair.same("Project", {"index": "notes"})
+    pair.same("Project", {"index": "none"})
+    for client in clients:
+        client.close()
+
+
+def _by_id(projection: scannery.client.Projection) -> dict[str, tuple[int, int, Any]]:
+    [values] = projection.attributes.values()
+    rows = zip(projection.ids, projection.positions.tolist(), values, strict=True)
+    return {identifier: (x, y, value) for identifier, (x, y), value in rows}
 
 
 def test_descriptions_of_indexes(pair: Pair) -> None:

@@ -1902,6 +1902,167 @@ class ScanResponse(_message.Message):
 Global___ScanResponse: _TypeAlias = ScanResponse  # noqa: Y015
 
 @_typing.final
+class ProjectRequest(_message.Message):
+    """The datapoints of a map."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Required. Name of the index."""
+    limit: _builtins.int
+    """Most datapoints of all pages, 1 to 500000; absent: 100000. If there are more, they are chosen at random."""
+    seed: _builtins.int
+    """Seed of the choice."""
+    vector: _builtins.str
+    """Name of the vectors; empty: the unnamed ones."""
+    page_size: _builtins.int
+    """Most datapoints of a page, 1 to 10000; absent: 5000."""
+    page_token: _builtins.str
+    """As in ScanRequest."""
+    min_sequence: _builtins.int
+    """As in SearchOptions."""
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """Filter; absent: all datapoints."""
+
+    @_builtins.property
+    def attributes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Attributes to return, at most 16: declared or dynamic ones."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        where: _types_pb2.Filter | None = ...,
+        limit: _builtins.int | None = ...,
+        seed: _builtins.int = ...,
+        attributes: _abc.Iterable[_builtins.str] | None = ...,
+        vector: _builtins.str = ...,
+        page_size: _builtins.int | None = ...,
+        page_token: _builtins.str = ...,
+        min_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_page_size", b"_page_size", "limit", b"limit", "page_size", b"page_size", "where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_page_size", b"_page_size", "attributes", b"attributes", "index", b"index", "limit", b"limit", "min_sequence", b"min_sequence", "page_size", b"page_size", "page_token", b"page_token", "seed", b"seed", "vector", b"vector", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    _WhichOneofReturnType__page_size: _TypeAlias = _typing.Literal["page_size"]  # noqa: Y015
+    _WhichOneofArgType__page_size: _TypeAlias = _typing.Literal["_page_size", b"_page_size"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_size) -> _WhichOneofReturnType__page_size | None: ...
+
+Global___ProjectRequest: _TypeAlias = ProjectRequest  # noqa: Y015
+
+@_typing.final
+class ProjectResponse(_message.Message):
+    """A page of a map."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    X_FIELD_NUMBER: _builtins.int
+    Y_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    EXPLAINED_FIELD_NUMBER: _builtins.int
+    x: _builtins.bytes
+    """Their positions from left to right, little-endian uint16: 0 to 65535 on both axes have the same length."""
+    y: _builtins.bytes
+    """Their positions from top to bottom, likewise."""
+    next_page_token: _builtins.str
+    """As in ScanResponse."""
+    total: _builtins.int
+    """Datapoints of all pages, with those that have no such vector and are left out."""
+    version: _builtins.int
+    """The version of the index that was read."""
+    sequence: _builtins.int
+    """Mutations up to this sequence were visible."""
+    index: _builtins.str
+    """As in ScanResponse."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The datapoints that have such a vector."""
+
+    @_builtins.property
+    def attributes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProjectedColumn]:
+        """In the order of the request."""
+
+    @_builtins.property
+    def explained(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Share of the variance of the vectors along x, and along y."""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.str] | None = ...,
+        x: _builtins.bytes = ...,
+        y: _builtins.bytes = ...,
+        attributes: _abc.Iterable[Global___ProjectedColumn] | None = ...,
+        next_page_token: _builtins.str = ...,
+        total: _builtins.int = ...,
+        version: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        index: _builtins.str = ...,
+        explained: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "explained", b"explained", "ids", b"ids", "index", b"index", "next_page_token", b"next_page_token", "sequence", b"sequence", "total", b"total", "version", b"version", "x", b"x", "y", b"y"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProjectResponse: _TypeAlias = ProjectResponse  # noqa: Y015
+
+@_typing.final
+class ProjectedColumn(_message.Message):
+    """The values of an attribute of the datapoints of a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    CODES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The attribute."""
+    codes: _builtins.bytes
+    """For each datapoint, little-endian uint16: 0: it has none; else 1 for the first of `values`, and so on."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Value]:
+        """The distinct values."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        values: _abc.Iterable[_types_pb2.Value] | None = ...,
+        codes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codes", b"codes", "name", b"name", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProjectedColumn: _TypeAlias = ProjectedColumn  # noqa: Y015
+
+@_typing.final
 class Explanation(_message.Message):
     """How a query was answered."""
 

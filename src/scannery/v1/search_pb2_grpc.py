@@ -81,6 +81,11 @@ class SearchServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_search__pb2.ScanRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_search__pb2.ScanResponse.FromString,
                 _registered_method=True)
+        self.Project = channel.unary_unary(
+                '/scannery.v1.SearchService/Project',
+                request_serializer=scannery_dot_v1_dot_search__pb2.ProjectRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_search__pb2.ProjectResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/scannery.v1.SearchService/Explain',
                 request_serializer=scannery_dot_v1_dot_search__pb2.ExplainRequest.SerializeToString,
@@ -160,6 +165,14 @@ class SearchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Project(self, request, context):
+        """Returns a map of datapoints in two dimensions, page by page: positions by the main directions of the vectors of a version (PCA). Pages
+        and calls agree while the version is current; live updates are placed in the same map.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Explain(self, request, context):
         """Says why a datapoint is at its rank among the hits of a query, or why it is not among them. It costs several searches.
         """
@@ -216,6 +229,11 @@ def add_SearchServiceServicer_to_server(servicer, server):
                     servicer.Scan,
                     request_deserializer=scannery_dot_v1_dot_search__pb2.ScanRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_search__pb2.ScanResponse.SerializeToString,
+            ),
+            'Project': grpc.unary_unary_rpc_method_handler(
+                    servicer.Project,
+                    request_deserializer=scannery_dot_v1_dot_search__pb2.ProjectRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_search__pb2.ProjectResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -451,6 +469,33 @@ class SearchService(object):
             '/scannery.v1.SearchService/Scan',
             scannery_dot_v1_dot_search__pb2.ScanRequest.SerializeToString,
             scannery_dot_v1_dot_search__pb2.ScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Project(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.SearchService/Project',
+            scannery_dot_v1_dot_search__pb2.ProjectRequest.SerializeToString,
+            scannery_dot_v1_dot_search__pb2.ProjectResponse.FromString,
             options,
             channel_credentials,
             insecure,

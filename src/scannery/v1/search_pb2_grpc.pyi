@@ -58,6 +58,10 @@ class SearchServiceStub:
     """Describes the values of an attribute: distinct ones, least, greatest, quantiles."""
     Scan: _grpc.UnaryUnaryMultiCallable[_search_pb2.ScanRequest, _search_pb2.ScanResponse]
     """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
+    Project: _grpc.UnaryUnaryMultiCallable[_search_pb2.ProjectRequest, _search_pb2.ProjectResponse]
+    """Returns a map of datapoints in two dimensions, page by page: positions by the main directions of the vectors of a version (PCA). Pages
+    and calls agree while the version is current; live updates are placed in the same map.
+    """
     Explain: _grpc.UnaryUnaryMultiCallable[_search_pb2.ExplainRequest, _search_pb2.ExplainResponse]
     """Says why a datapoint is at its rank among the hits of a query, or why it is not among them. It costs several searches."""
     Feedback: _grpc.UnaryUnaryMultiCallable[_search_pb2.FeedbackRequest, _search_pb2.FeedbackResponse]
@@ -93,6 +97,10 @@ class SearchServiceAsyncStub(SearchServiceStub):
     """Describes the values of an attribute: distinct ones, least, greatest, quantiles."""
     Scan: _aio.UnaryUnaryMultiCallable[_search_pb2.ScanRequest, _search_pb2.ScanResponse]  # type: ignore[assignment]
     """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
+    Project: _aio.UnaryUnaryMultiCallable[_search_pb2.ProjectRequest, _search_pb2.ProjectResponse]  # type: ignore[assignment]
+    """Returns a map of datapoints in two dimensions, page by page: positions by the main directions of the vectors of a version (PCA). Pages
+    and calls agree while the version is current; live updates are placed in the same map.
+    """
     Explain: _aio.UnaryUnaryMultiCallable[_search_pb2.ExplainRequest, _search_pb2.ExplainResponse]  # type: ignore[assignment]
     """Says why a datapoint is at its rank among the hits of a query, or why it is not among them. It costs several searches."""
     Feedback: _aio.UnaryUnaryMultiCallable[_search_pb2.FeedbackRequest, _search_pb2.FeedbackResponse]  # type: ignore[assignment]
@@ -173,6 +181,16 @@ class SearchServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_search_pb2.ScanResponse, _abc.Awaitable[_search_pb2.ScanResponse]]:
         """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
+
+    @_abc_1.abstractmethod
+    def Project(
+        self,
+        request: _search_pb2.ProjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_search_pb2.ProjectResponse, _abc.Awaitable[_search_pb2.ProjectResponse]]:
+        """Returns a map of datapoints in two dimensions, page by page: positions by the main directions of the vectors of a version (PCA). Pages
+        and calls agree while the version is current; live updates are placed in the same map.
+        """
 
     @_abc_1.abstractmethod
     def Explain(

@@ -1,0 +1,222 @@
+"""The handler of maps: datapoints of a scan, each with a position in two dimensions instead of its vector."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from scannery.runtime.bounded_cache import BoundedCache
+from scannery.runtime.errors import InvalidRequestError, VectorsUnavailableError
+from scannery.runtime.retry import Deadline
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.held_snapshots import HeldSnapshot
+from scannery.serving.contract import SEARCH_SERVICE
+from scannery.serving.engine.scanning.projection import Basis, sample_size
+from scannery.serving.engine.scanning.scan_result import ScanPages
+from scannery.serving.request.filter import FIXED_FIELDS
+from scannery.serving.request.scan import PageToken, request_digest
+from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.services.scan import Scans
+from scannery.serving.services.shards import Shards
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.v1 import search_pb2 as pb
+from scannery.v1.types_pb2 import Datapoint, Value, Vector
+
+__all__ = ["Projections"]
+
+DEFAULT_LIMIT, MAX_LIMIT = 100_000, 500_000
+DEFAULT_PAGE, MAX_PAGE = 5_000, 10_000
+MAX_ATTRIBUTES = 16
+KEPT_BYTES = 16 << 20
+"""Memory of the bases that are kept."""
+LEAST_ROWS = 1_000
+"""Datapoints of a version from which its map is made of them alone; with fewer, it is made of live updates, too."""
+
+_Key = tuple[str, int, int, str]
+
+
+class Projections:
+    """The handler of Project. Safe to use from several threads."""
+
+    def __init__(self, catalog: Catalog, shards: Shards, scans: Scans) -> None:
+        """Prepare.
+
+        Args:
+            catalog: has the indexes.
+            shards: have the rows.
+            scans: read them page by page.
+
+        """
+        self._catalog, self._shards, self._scans = catalog, shards, scans
+        self._bases: BoundedCache[_Key, Basis] = BoundedCache(KEPT_BYTES)
+        self.methods = {f"/{SEARCH_SERVICE}/Project": UnaryMethod(pb.ProjectRequest, self.project, "read")}
+
+    def project(self, request: pb.ProjectRequest, deadline: Deadline) -> pb.ProjectResponse:
+        """Return a page of a map; raises as `Scans.read`."""
+        limit = _within(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
+        size = _within(request, "page_size", DEFAULT_PAGE, MAX_PAGE)
+        names = list(dict.fromkeys(request.attributes))
+        if len(names) > MAX_ATTRIBUTES:
+            raise InvalidRequestError.at(
+                "attributes", f"must have at most {MAX_ATTRIBUTES} items, got {len(names)}"
+            )
+        scan = pb.ScanRequest(
+            index=request.index,
+            where=request.where if request.HasField("where") else None,
+            return_fields=names or ["id"],
+            return_vector=True,
+            sample=limit,
+            seed=request.seed,
+            page_token=request.page_token,
+            min_sequence=request.min_sequence,
+        )
+
+        def page(held: HeldSnapshot, token: PageToken) -> pb.ProjectResponse:
+            return self._page(request, scan, size, held, token, deadline)
+
+        return self._scans.read(scan, deadline, page)
+
+    def _page(
+        self,
+        request: pb.ProjectRequest,
+        scan: pb.ScanRequest,
+        size: int,
+        held: HeldSnapshot,
+        token: PageToken,
+        deadline: Deadline,
+    ) -> pb.ProjectResponse:
+        snapshot, name = held.snapshot, request.vector
+        _check_fields(request, snapshot)
+        basis = self._basis(snapshot, name, deadline)
+        result = self._scans.result(scan, held, token, deadline)
+        points, position = [], token.position
+        for part in _parts(result, position, size, deadline):
+            position += len(part)
+            points += [point for point in part if _vector(point, name) is not None]
+        positions_N2 = basis.positions(_vectors(points, name, snapshot))
+        base = token.snapshot_text(snapshot.manifest, request_digest(scan))
+        return pb.ProjectResponse(
+            ids=[point.id for point in points],
+            x=positions_N2[:, 0].astype("<u2").tobytes(),
+            y=positions_N2[:, 1].astype("<u2").tobytes(),
+            attributes=_columns(points, list(dict.fromkeys(request.attributes)), snapshot),
+            next_page_token=f"{base}.{position}" if position < result.total else "",
+            total=result.total,
+            version=snapshot.manifest.version,
+            sequence=snapshot.sequence,
+            index=snapshot.manifest.index,
+            explained=basis.explained,
+        )
+
+    def _basis(self, snapshot: Snapshot, name: str, deadline: Deadline) -> Basis:
+        """Return what gives vectors of a name their positions, the same in all processes that serve the version."""
+        manifest = snapshot.index.whole_manifest
+        # Live updates are left out, so that the map stays as it is while they come.
+        whole = manifest.rows >= LEAST_ROWS
+        sequence = manifest.log_sequence if whole else snapshot.sequence
+        key = (manifest.index_id or manifest.index, manifest.version, sequence, name)
+        if (kept := self._bases.find(key)) is not None:
+            return kept
+        if sequence != snapshot.sequence:
+            held = self._catalog.held_snapshot(manifest.index, manifest.version, sequence, deadline=deadline)
+            snapshot = held.snapshot
+        info = manifest.vectors[name]
+        count = sample_size(info.dimensions)
+        scan = pb.ScanRequest(index=manifest.index, return_fields=["id"], return_vector=True, sample=count)
+        pages = self._shards.pages(snapshot, scan, deadline)
+        points = [
+            point
+            for part in _parts(pages, 0, count, deadline)
+            for point in part
+            if _vector(point, name) is not None
+        ]
+        distance = manifest.spec.of_vectors(name).distance if name else manifest.spec.distance
+        sample_SD = _vectors(points, name, snapshot)
+        basis = Basis.of(
+            sample_SD if len(sample_SD) else np.zeros((1, info.dimensions), np.float32), distance
+        )
+        self._bases.keep(key, basis, basis.size_bytes)
+        return basis
+
+
+def _within(
+    request: pb.ProjectRequest, field: Literal["limit", "page_size"], default: int, maximum: int
+) -> int:
+    value: int = getattr(request, field) if request.HasField(field) else default
+    if not 1 <= value <= maximum:
+        raise InvalidRequestError.at(field, f"must be 1 to {maximum}, got {value}")
+    return value
+
+
+def _check_fields(request: pb.ProjectRequest, snapshot: Snapshot) -> None:
+    manifest = snapshot.manifest
+    if request.vector not in manifest.vectors:
+        raise InvalidRequestError.at("vector", f"the index has no vectors {request.vector!r:.80}")
+    if not manifest.vectors[request.vector].dimensions:
+        raise VectorsUnavailableError("vector: the index has no vectors", field="vector")
+    for name in request.attributes:
+        if name not in manifest.spec.attributes and (name in FIXED_FIELDS or not manifest.spec.dynamic):
+            raise InvalidRequestError.at("attributes", f"{name!r:.80} is not an attribute of the index")
+
+
+def _parts(pages: ScanPages, position: int, size: int, deadline: Deadline) -> Iterator[Sequence[Datapoint]]:
+    """Yield the datapoints from a position, at most `size`, of which vectors let a page have only some."""
+    end = min(position + size, pages.total)
+    while position < end:
+        part = pb.ScanResponse.FromString(pages.page(position, end - position, deadline).data).datapoints
+        position += len(part)
+        yield part
+
+
+def _vector(point: Datapoint, name: str) -> Vector | None:
+    if not name:
+        return point.vector if point.HasField("vector") else None
+    return point.vectors.get(name)
+
+
+def _vectors(points: Sequence[Datapoint], name: str, snapshot: Snapshot) -> np.ndarray:
+    """Return the vectors of datapoints that have one, float32 (N, D)."""
+    packed = b"".join(vector.packed for point in points if (vector := _vector(point, name)) is not None)
+    return np.frombuffer(packed, "<f4").reshape(-1, snapshot.manifest.vectors[name].dimensions)
+
+
+def _columns(
+    points: Sequence[Datapoint], names: Sequence[str], snapshot: Snapshot
+) -> list[pb.ProjectedColumn]:
+    """Return attributes in columns: their distinct values, and the number of that of each datapoint."""
+    declared = snapshot.manifest.spec.attributes
+    objects: Sequence[dict[str, Any]] = ()
+    if any(name not in declared for name in names):
+        objects = [json.loads(point.dynamic_json) if point.dynamic_json else {} for point in points]
+    columns = []
+    for name in names:
+        numbers: dict[bytes, int] = {b"": 0}
+        column = pb.ProjectedColumn(name=name)
+        codes_N = np.zeros(len(points), "<u2")
+        for row, point in enumerate(points):
+            value = point.attributes.get(name) if name in declared else _dynamic(objects[row].get(name))
+            if value is not None:
+                number = numbers.setdefault(value.SerializeToString(deterministic=True), len(numbers))
+                if number > len(column.values):
+                    column.values.append(value)
+                codes_N[row] = number
+        column.codes = codes_N.tobytes()
+        columns.append(column)
+    return columns
+
+
+def _dynamic(value: Any) -> Value | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return Value(bool_value=value)
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+        return Value(int_value=value)
+    if isinstance(value, float):
+        return Value(float_value=value)
+    if isinstance(value, str):
+        return Value(string_value=value)
+    return Value(json_value=json.dumps(value))
