@@ -23,7 +23,7 @@ from scannery.serving.services.scan import Scans
 from scannery.serving.services.shards import Shards
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import search_pb2 as pb
-from scannery.v1.types_pb2 import Datapoint, Value, Vector
+from scannery.v1.types_pb2 import Datapoint, Value
 
 __all__ = ["Projections"]
 
@@ -92,18 +92,25 @@ class Projections:
         _check_fields(request, snapshot)
         basis = self._basis(snapshot, name, deadline)
         result = self._scans.result(scan, held, token, deadline)
-        points, position = [], token.position
-        for part in _parts(result, position, size, deadline):
-            position += len(part)
-            points += [point for point in part if _vector(point, name) is not None]
-        positions_N2 = basis.positions(_vectors(points, name, snapshot))
+        attributes = dict.fromkeys(request.attributes)
+        columns = [_Column(each, declared=each in snapshot.manifest.spec.attributes) for each in attributes]
+        ids, positions, end = [], [np.zeros((0, 2), np.uint16)], token.position
+        # Part by part: the vectors of a page may have hundreds of megabytes.
+        for part in _parts(result, end, size, deadline):
+            end += len(part)
+            points, vectors_ND = _with_vectors(part, name, snapshot)
+            ids += [point.id for point in points]
+            positions.append(basis.positions(vectors_ND))
+            for column in columns:
+                column.add(points)
+        positions_N2 = np.concatenate(positions)
         base = token.snapshot_text(snapshot.manifest, request_digest(scan))
         return pb.ProjectResponse(
-            ids=[point.id for point in points],
+            ids=ids,
             x=positions_N2[:, 0].astype("<u2").tobytes(),
             y=positions_N2[:, 1].astype("<u2").tobytes(),
-            attributes=_columns(points, list(dict.fromkeys(request.attributes)), snapshot),
-            next_page_token=f"{base}.{position}" if position < result.total else "",
+            attributes=[column.message() for column in columns],
+            next_page_token=f"{base}.{end}" if end < result.total else "",
             total=result.total,
             version=snapshot.manifest.version,
             sequence=snapshot.sequence,
@@ -127,17 +134,10 @@ class Projections:
         count = sample_size(info.dimensions)
         scan = pb.ScanRequest(index=manifest.index, return_fields=["id"], return_vector=True, sample=count)
         pages = self._shards.pages(snapshot, scan, deadline)
-        points = [
-            point
-            for part in _parts(pages, 0, count, deadline)
-            for point in part
-            if _vector(point, name) is not None
-        ]
-        distance = manifest.spec.of_vectors(name).distance if name else manifest.spec.distance
-        sample_SD = _vectors(points, name, snapshot)
-        basis = Basis.of(
-            sample_SD if len(sample_SD) else np.zeros((1, info.dimensions), np.float32), distance
-        )
+        parts = [_with_vectors(part, name, snapshot)[1] for part in _parts(pages, 0, count, deadline)]
+        nothing_1D = np.zeros((1, info.dimensions), np.float32)
+        sample_SD = np.concatenate([part for part in parts if len(part)] or [nothing_1D])
+        basis = Basis.of(sample_SD, manifest.spec.of_vectors(name).distance)
         self._bases.keep(key, basis, basis.size_bytes)
         return basis
 
@@ -171,44 +171,49 @@ def _parts(pages: ScanPages, position: int, size: int, deadline: Deadline) -> It
         yield part
 
 
-def _vector(point: Datapoint, name: str) -> Vector | None:
-    if not name:
-        return point.vector if point.HasField("vector") else None
-    return point.vectors.get(name)
+def _with_vectors(
+    part: Sequence[Datapoint], name: str, snapshot: Snapshot
+) -> tuple[list[Datapoint], np.ndarray]:
+    """Return the datapoints that have a vector of a name, and these vectors, float32 (N, D)."""
+    points, packed = [], []
+    for point in part:
+        vector = point.vectors.get(name) if name else point.vector if point.HasField("vector") else None
+        if vector is not None:
+            points.append(point)
+            packed.append(vector.packed)
+    dimensions = snapshot.manifest.vectors[name].dimensions
+    return points, np.frombuffer(b"".join(packed), "<f4").reshape(-1, dimensions)
 
 
-def _vectors(points: Sequence[Datapoint], name: str, snapshot: Snapshot) -> np.ndarray:
-    """Return the vectors of datapoints that have one, float32 (N, D)."""
-    packed = b"".join(vector.packed for point in points if (vector := _vector(point, name)) is not None)
-    return np.frombuffer(packed, "<f4").reshape(-1, snapshot.manifest.vectors[name].dimensions)
+class _Column:
+    """An attribute of datapoints: its distinct values, and the number of that of each datapoint."""
+
+    def __init__(self, name: str, *, declared: bool) -> None:
+        self._name, self._declared = name, declared
+        self._values: dict[bytes, tuple[int, Value]] = {}
+        self._codes: list[int] = []
+
+    def add(self, points: Sequence[Datapoint]) -> None:
+        """Append datapoints."""
+        for point in points:
+            value = point.attributes.get(self._name) if self._declared else _dynamic(point, self._name)
+            if value is None:
+                self._codes.append(0)
+            else:
+                number = len(self._values) + 1, value
+                key = value.SerializeToString(deterministic=True)
+                self._codes.append(self._values.setdefault(key, number)[0])
+
+    def message(self) -> pb.ProjectedColumn:
+        """Return the column."""
+        values = [value for _, value in self._values.values()]
+        codes = np.array(self._codes, "<u2").tobytes()
+        return pb.ProjectedColumn(name=self._name, values=values, codes=codes)
 
 
-def _columns(
-    points: Sequence[Datapoint], names: Sequence[str], snapshot: Snapshot
-) -> list[pb.ProjectedColumn]:
-    """Return attributes in columns: their distinct values, and the number of that of each datapoint."""
-    declared = snapshot.manifest.spec.attributes
-    objects: Sequence[dict[str, Any]] = ()
-    if any(name not in declared for name in names):
-        objects = [json.loads(point.dynamic_json) if point.dynamic_json else {} for point in points]
-    columns = []
-    for name in names:
-        numbers: dict[bytes, int] = {b"": 0}
-        column = pb.ProjectedColumn(name=name)
-        codes_N = np.zeros(len(points), "<u2")
-        for row, point in enumerate(points):
-            value = point.attributes.get(name) if name in declared else _dynamic(objects[row].get(name))
-            if value is not None:
-                number = numbers.setdefault(value.SerializeToString(deterministic=True), len(numbers))
-                if number > len(column.values):
-                    column.values.append(value)
-                codes_N[row] = number
-        column.codes = codes_N.tobytes()
-        columns.append(column)
-    return columns
-
-
-def _dynamic(value: Any) -> Value | None:
+def _dynamic(point: Datapoint, name: str) -> Value | None:
+    """Return a dynamic attribute; None: the datapoint does not have it."""
+    value: Any = json.loads(point.dynamic_json).get(name) if point.dynamic_json else None
     if value is None:
         return None
     if isinstance(value, bool):
