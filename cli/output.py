@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from scannery.client import Context, Datapoint, Explanation, Hit, Hits, Snippet
+    from scannery.client import Context, Datapoint, Explanation, Hit, Hits, RankExplanation, Snippet
 
 __all__ = [
     "console",
@@ -32,6 +32,7 @@ __all__ = [
     "print_hits",
     "print_json",
     "print_points",
+    "print_rank",
     "size_text",
 ]
 
@@ -59,17 +60,19 @@ def print_json(value: object) -> None:
 
 def json_text(value: object, *, indent: int | None = None) -> str:
     """Return a value as JSON; what controls a terminal is escaped, other characters are as they are."""
-    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_as_json(value), indent=indent, ensure_ascii=False, allow_nan=False)
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _finite(value: Any) -> Any:
-    """Return a value with texts in place of infinite numbers, as exports have them: JSON has no number for those."""
+def _as_json(value: Any) -> Any:
+    """Return a value with texts in place of times, and of infinite numbers, as exports have them: JSON has neither."""
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {name: _as_json(item) for name, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 _CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -95,7 +98,7 @@ def hits_json(hits: Hits) -> dict[str, Any]:
 
 def hit_json(hit: Hit) -> dict[str, Any]:
     """Return a hit as JSON values."""
-    group = {} if hit.group is None else {"group": _plain(hit.group)}
+    group = {} if hit.group is None else {"group": hit.group}
     sides = {
         "dense_score": hit.dense_score,
         "lexical_score": hit.lexical_score,
@@ -209,6 +212,21 @@ def print_explanation(explanation: Explanation) -> None:
             f"  settings for {explanation.effective_target_recall:.4f}, since live queries reach the target "
             f"{explanation.target_recall:.3f} only so"
         )
+
+
+def print_rank(report: RankExplanation, *, with_search: bool, as_json: bool) -> None:
+    """Print why a datapoint is at its rank, or is no hit; `with_search`: also how the search was answered."""
+    if not as_json:
+        typer.echo("\n".join(map(_inline, str(report).split("\n"))))
+        if with_search:
+            print_explanation(report.search)
+        return
+    body = asdict(replace(report, hit=None))
+    if report.hit is not None:
+        body["hit"] = hit_json(report.hit)
+    if not with_search:
+        del body["search"]
+    print_json(body)
 
 
 def print_points(points: Iterable[Datapoint]) -> None:
@@ -329,12 +347,8 @@ def _content(point: Datapoint) -> dict[str, Any]:
         "time_end_s": point.time_end_s,
         "payload": point.payload,
     }
-    attributes = {name: _plain(value) for name, value in point.attributes.items()}
-    return {name: value for name, value in optional.items() if value is not None} | {"attributes": attributes}
-
-
-def _plain(value: object) -> object:
-    return value.isoformat() if isinstance(value, dt.datetime) else value
+    present = {name: value for name, value in optional.items() if value is not None}
+    return present | {"attributes": point.attributes}
 
 
 def _passage(text: str) -> list[str]:

@@ -24,7 +24,7 @@ from scannery.cli.options import (
     parsed_json,
     vector_choices,
 )
-from scannery.cli.output import hits_json, print_explanation, print_hits, print_json
+from scannery.cli.output import hits_json, print_explanation, print_hits, print_json, print_rank
 from scannery.cli.uploads import answer_queries
 from scannery.client import Blend, Examples, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 
@@ -170,6 +170,13 @@ def search(
     explain: Annotated[
         bool, typer.Option("--explain", help="Also print how the query was answered.")
     ] = False,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Print why this datapoint is at its rank, or is no hit and what would make it one, instead of hits.",
+        ),
+    ] = None,
     fields: FieldsOption = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
@@ -207,9 +214,10 @@ def search(
     if vectors is not None:
         options["vectors"] = vector_choices(vectors)
     if queries is not None:
-        if any(value is not None for value in (query, also, like, unlike, vector, sparse, weights)):
+        if any(value is not None for value in (query, also, like, unlike, vector, sparse, weights, why)):
             raise typer.BadParameter(
-                "--queries cannot be combined with QUERY, --also, --like, --unlike, --vector, --sparse, --weights"
+                "--queries cannot be combined with QUERY, --also, --like, --unlike, --vector, --sparse, --weights, "
+                "--why"
             )
         with connected(target, store, timeout_s=timeout) as client:
             answer_queries(client.index(index), queries, k, options)
@@ -226,7 +234,12 @@ def search(
         )
     )
     with connected(target, store, timeout_s=timeout) as client:
-        hits = client.index(index).search(what, k, **options)
+        handle = client.index(index)
+        if why is not None:
+            report = handle.explain(what, why, k, **options)
+            print_rank(report, with_search=explain, as_json=as_json)
+            return
+        hits = handle.search(what, k, **options)
     if as_json:
         explained = {"explanation": asdict(hits.explanation)} if hits.explanation else {}
         body = {

@@ -40,6 +40,9 @@ KeptOutBy: TypeAlias = Literal[
 ]
 """The first step of a search that a datapoint does not pass; `nothing`: it is a hit."""
 
+MAX_VALUE_CHARACTERS = 200
+"""Most characters of a condition, or of a value, in the text of an explanation."""
+
 _REASONS: dict[KeptOutBy, str] = {
     "nothing": "it is a hit",
     "absent": "no datapoint has this id",
@@ -243,13 +246,12 @@ def _lexical(message: search_pb2.LexicalRank) -> LexicalRank:
 
 
 def _lines(report: RankExplanation) -> Iterator[str]:
-    rank = "" if report.rank is None else f" at rank {report.rank:,}"
+    rank = "" if report.rank is None else f", rank {report.rank:,}"
     yield f"{report.id}: {'a hit' if report.is_hit else 'no hit'}{rank}"
     for each in report.conditions:
         sign = "✓" if each.matches != each.negated else "✗"
         negation = "not " if each.negated else ""
-        condition = json.dumps(each.condition, default=str, ensure_ascii=False)
-        yield f"  {sign} {negation}{condition}: it has {json.dumps(each.value, default=str, ensure_ascii=False)}"
+        yield f"  {sign} {negation}{_json(each.condition)}: it has {_json(each.value)}"
     for name, dense in report.dense.items():
         of_name = f" by {name}" if name else ""
         if dense.exact is None:
@@ -279,6 +281,12 @@ def _lines(report: RankExplanation) -> Iterator[str]:
     if not report.is_hit:
         yield f"  ✗ {_REASONS[report.kept_out_by]}"
         yield f"  remedy: {report.remedy}"
+
+
+def _json(value: object) -> str:
+    """Return the beginning of a value as JSON."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}…"
 
 
 def _hit_lines(report: RankExplanation) -> Iterator[str]:

@@ -221,6 +221,26 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
 
 
 @pytest.mark.system
+def test_the_rank_of_a_datapoint_is_explained(capsys: pytest.CaptureFixture[str], library: Path) -> None:
+    search = ("search", "-i", "library", "-s", str(library), "--vector", VECTOR)
+    ids = [hit["id"] for hit in in_json(capsys, *search, "-k", "9")["hits"]]
+    status, output, _ = run(capsys, *search, "-k", "5", "--why", ids[8])
+    assert status == 0
+    assert output.startswith(f"{ids[8]}: no hit, rank 9\n")
+    assert output.endswith("  ✗ better hits come before it\n  remedy: k = 9\n")
+    where = '{"published": {"$lt": "1999-01-01"}, "live": {"$exists": true}}'
+    report = in_json(capsys, *search, "--why", ids[0], "--where", where)
+    assert (report["id"], report["kept_out_by"], report["allowed"]) == (ids[0], "filter", False)
+    assert report["conditions"][0]["condition"] == {"published": {"$lt": "1999-01-01"}}
+    assert report["hit"]["id"] == ids[0]
+    assert "search" not in report
+    explained = run(capsys, *search, "--why", ids[0], "--explain")[1]
+    assert explained.startswith(f"{ids[0]}: a hit, rank 1\n")
+    assert "How it was answered\n" in explained
+    assert in_json(capsys, *search, "--why", ids[0], "--explain")["search"]["mode"] == "dense"
+
+
+@pytest.mark.system
 @pytest.mark.parametrize(("arguments", "code", "message"), [
     ("search", 2, ""),
     ("", 2, ""),

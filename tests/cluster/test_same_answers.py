@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from scannery.serving.services.search import Service
 from scannery.serving.status import status_for_callers
 from scannery.v1.leaf_pb2 import LeafSearchRequest
 from scannery.v1.search_pb2 import (
+    ExplainRequest,
+    ExplainResponse,
     Mode,
     Query,
     SearchManyRequest,
@@ -101,6 +104,20 @@ def test_batches_that_are_larger_than_a_leaf_accepts_at_once(
     assert max(sent) == 2, "of 24 dimensions, in 192 bytes"
 
 
+def test_explanations_of_ranks(both: Both) -> None:
+    for number in range(QUESTIONS // 3):
+        search = any_search(number)
+        request = ExplainRequest(index=INDEX, query=search.query, options=search.options, id=f"d{7 * number}")
+        call = partial(both.alone.call, "/scannery.v1.SearchService/Explain")
+        answers = both.answers(call, "Explain", request)
+        for answer in answers:
+            if isinstance(answer, ExplainResponse):
+                for field in ("segments", "stages", "expected_recall"):
+                    answer.search.ClearField(field)
+        alone, cluster = map(comparable, answers)
+        assert alone == cluster, f"question {number}: {request}"
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -163,6 +180,6 @@ def check_batches(both: Both, numbers: range) -> None:
 
 def comparable(answer: Any) -> Any:
     """Return an answer without what may differ: the order of the entries of maps."""
-    if isinstance(answer, (SearchResponse, SearchManyResponse)):
+    if isinstance(answer, (ExplainResponse, SearchResponse, SearchManyResponse)):
         return answer.SerializeToString(deterministic=True)
     return answer

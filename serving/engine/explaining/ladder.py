@@ -89,8 +89,8 @@ class Ladder:
         response = pb.SearchResponse.FromString(output)
         if response.hits:
             self._answer.hit.CopyFrom(response.hits[0])
-        if row.features is not None:
-            self._answer.hit.features.MergeFromString(hit_features(row)[0])
+        if features := hit_features(row)[0]:
+            self._answer.hit.features.MergeFromString(features)
 
     def _by_vector(self) -> None:
         if self._options.mode == "lexical":
@@ -291,7 +291,7 @@ class Ladder:
         elif options.diversity:
             self._kept_out("DIVERSITY", "diversity = 0, or less of it")
         elif position < options.offset:
-            self._kept_out("OFFSET", "offset = 0")
+            self._kept_out("OFFSET", f"offset = {position // options.k * options.k}")
         else:
             self._beyond(first, position, first.k)
 

@@ -7,6 +7,7 @@ a filter of its id makes, it has the scores that it has in any.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from scannery.serving.engine.query_vectors import query_for
 from scannery.serving.engine.row_source import FusedCandidates, RankedCandidates, RowSource
 from scannery.serving.engine.search import rank
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
-from scannery.serving.engine.top_k import EMPTY, Ranking
+from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.filter import Node
 from scannery.serving.request.options import Options
 from scannery.serving.request.query import ByVectors, Query, WithSparse, WithWords
@@ -85,15 +86,34 @@ class Ranks:
         [ranking] = self.rows.candidates(prepared, self.batch(query)).best(np.zeros(1, np.int64), 1)
         return ranking.within(0, 1)
 
-    def contributions(self, options: Options, words: WeightedTerms) -> list[float]:
-        """Return what each term adds to the score by words of the datapoint: its score by this term alone.
+    def contributions(self, options: Options, words: WeightedTerms) -> dict[str, float]:
+        """Return what each term adds to the score by words of the datapoint, in the order of the terms.
 
         Args:
             options: in mode lexical.
             words: of the query.
 
         """
-        each = [replace(words, weights={term: weight}) for term, weight in words.weights.items()]
+        scores = dict(
+            zip(
+                words.weights,
+                self._scores_by(options, words, [(term,) for term in words.weights]),
+                strict=True,
+            )
+        )
+        anchor = next((term for term, score in scores.items() if score), None)
+        if anchor is None or not words.average_document_length:
+            return scores
+        # A term that only other passages of the document have counts beside one that the datapoint has.
+        absent = [term for term, score in scores.items() if not score]
+        pairs = self._scores_by(options, words, [(anchor, term) for term in absent])
+        return scores | {term: pair - scores[anchor] for term, pair in zip(absent, pairs, strict=True)}
+
+    def _scores_by(
+        self, options: Options, words: WeightedTerms, choices: Sequence[tuple[str, ...]]
+    ) -> list[float]:
+        """Return the score by words of the datapoint by each choice of terms."""
+        each = [replace(words, weights={term: words.weights[term] for term in terms}) for terms in choices]
         if not each:
             return []
         prepared = PreparedSearch.of(self.snapshot, options, self.alone)
@@ -125,9 +145,9 @@ def _as_mode(options: Options, mode: str) -> Options:
 
 def standing_of(row: Ranking, candidates: RankedCandidates, depth: int) -> Standing:
     """Return where a datapoint is among the candidates of the only query, of which `depth` are read first."""
-    ranking = EMPTY
     while True:
-        [ranking] = candidates.best(np.zeros(1, np.int64), depth)
+        # Behind the rows that were wanted, a fused order is that of this depth alone.
+        ranking = candidates.best(np.zeros(1, np.int64), depth)[0].within(0, depth)
         at = place_of(row, ranking)
         is_last = len(ranking) < depth or depth >= min(candidates.total, MAX_RANK)
         if at is not None or is_last:

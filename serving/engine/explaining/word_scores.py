@@ -44,7 +44,7 @@ def word_scores(ranks: Ranks, options: Options, words: WeightedTerms, row: Ranki
             frequency=_frequency(term, counts),
             contribution=contribution,
         )
-        for term, contribution in zip(terms, ranks.contributions(options, words), strict=True)
+        for term, contribution in ranks.contributions(options, words).items()
     ]
     return sorted(scores, key=lambda each: -each.contribution)
 

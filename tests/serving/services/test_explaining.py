@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,22 @@ import pytest
 import scannery
 from scannery import Blend, InvalidArgumentError, Like, NotFoundError, Words
 from scannery.indexer import Store, parse_spec
+from scannery.indexer.manifest import Ranker, RelevanceCurve
+from scannery.indexer.versions.creation import promote_index
+from scannery.runtime.errors import CodedError
+from scannery.runtime.retry import Deadline
+from scannery.serving.catalog.roles import open_embedded_catalog
+from scannery.serving.services.search import Service
+from scannery.v1.search_pb2 import KEPT_OUT_BY_NOTHING, ExplainRequest, ExplainResponse, SearchRequest
+from tests.cluster.questions import INDEX, any_relevant_search, any_search, make_store
 from tests.data import clustered, datapoints
 from tests.embed.tiny_models import make_cross_encoder
-from tests.served import DIMENSIONS, MINILM, TEXTS, commit_relevance, publish_version
+from tests.served import DIMENSIONS, FUSION, MINILM, TEXTS, commit_relevance, publish_version
 
 pytestmark = pytest.mark.system
 
 ROWS = 300
+QUESTIONS = 10
 VOCABULARY = [f"w{number}" for number in range(40)]
 QUERY = "w1 w7 w23"
 
@@ -86,22 +96,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_hits_have_the_ranks_and_scores_of_the_search(index: scannery.Index, options: dict[str, Any]) -> None:
-    hits = index.search(QUERY, 6, explain=True, **options)
+    hits = index.search(QUERY, 4, explain=True, **options)
     assert hits
     for rank, hit in enumerate(hits, 1 + options.get("offset", 0)):
-        told = index.explain(QUERY, hit.id, 6, **options)
+        told = index.explain(QUERY, hit.id, 4, **options)
         assert (told.kept_out_by, told.rank, told.remedy, told.is_hit) == ("nothing", rank, "", True)
         assert told.hit == hit
         assert told.search.mode == hits.mode
         assert (told.version, told.sequence) == (hits.version, hits.sequence)
-        assert str(told).startswith(f"{hit.id}: a hit at rank {rank}\n")
+        assert str(told).startswith(f"{hit.id}: a hit, rank {rank}\n")
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_what_a_remedy_says_makes_a_hit(index: scannery.Index, options: dict[str, Any]) -> None:
     hits = {hit.id for hit in index.search(QUERY, 6, **options)}
     reasons = set()
-    for row in range(0, ROWS, 11):
+    for row in range(0, ROWS, 23):
         told = index.explain(QUERY, f"d{row}", 6, **options)
         assert told.is_hit == (f"d{row}" in hits)
         reasons.add(told.kept_out_by)
@@ -278,12 +288,12 @@ def test_what_the_approximate_search_misses_is_told(tmp_path: Path) -> None:
     publish_version(store, spec, datapoints(spec, vectors_ND), tmp_path, queries=vectors_ND[:100])
     index = scannery.connect(tmp_path / "store").index("points")
     query = np.random.default_rng(4).normal(size=DIMENSIONS)
-    exact = index.search(query, 30, exact=True)
-    taken = {hit.id for hit in index.search(query, 30, leaves=1, rescore=30)}
+    exact = index.search(query, 12, exact=True)
+    taken = {hit.id for hit in index.search(query, 12, leaves=1, rescore=12)}
     missing = [hit for hit in exact if hit.id not in taken]
     assert missing
     for rank, hit in enumerate(exact, 1):
-        told = index.explain(query, hit.id, 30, leaves=1, rescore=30)
+        told = index.explain(query, hit.id, 12, leaves=1, rescore=12)
         assert told.dense[""].exact == scannery.client.ScoreRank(score=hit.score, rank=rank)
         assert (told.dense[""].candidate_rank is None) == (hit.id not in taken)
         if hit.id not in taken:
@@ -295,7 +305,7 @@ def test_what_the_approximate_search_misses_is_told(tmp_path: Path) -> None:
             higher: dict[str, Any] = (
                 {"exact": True} if "exact = true" in told.remedy else {"target_recall": 0.99}
             )
-            assert hit.id in {each.id for each in index.search(query, 30, **higher)}
+            assert hit.id in {each.id for each in index.search(query, 12, **higher)}
 
 
 def test_errors_are_those_of_a_search(index: scannery.Index) -> None:
@@ -309,3 +319,65 @@ def test_errors_are_those_of_a_search(index: scannery.Index) -> None:
         index.explain(Like("nobody"), "d1")
     with pytest.raises(NotFoundError, match="none"):
         index._client.index("none").explain(QUERY, "d1")
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """An index with named vectors, words of whole documents, a learned ranker and curves of relevance."""
+    path = make_store(tmp_path_factory.mktemp("everything"))
+    store = Store.open(path)
+    commit_relevance(store, INDEX)
+    assert FUSION.scales is not None
+    ranker = Ranker(
+        model="animals@1",
+        alpha=0.5,
+        scales=FUSION.scales,
+        weights={"dense": 1.0, "lexical": 2.0, "document_coverage": 4.0},
+        curve=RelevanceCurve(intercept=-1.0, slope=0.5, error=0.1, separation=0.9),
+        queries=60,
+    )
+    promote_index(store, INDEX, lambda parent: parent.model_copy(update={"ranker": ranker}))
+    service = Service(open_embedded_catalog(path))
+    yield service
+    service.close()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_any_search_is_explained_as_it_is_answered(everything: Service, part: int) -> None:
+    for number in range(part * QUESTIONS, (part + 1) * QUESTIONS):
+        request = any_search(number) if number % 3 else any_relevant_search(number)
+        request.options.ClearField("context")
+        request.options.explain = True
+        chosen = random.Random(number)
+        try:
+            answer = everything.search(request, Deadline.after(60))
+        except CodedError as error:
+            with pytest.raises(type(error), match=re.escape(str(error))):
+                explained(everything, request, "d1")
+            continue
+        ranks = {hit.datapoint.id: rank for rank, hit in enumerate(answer.hits, 1 + request.options.offset)}
+        others = [f"d{chosen.randrange(1200)}" for _ in range(2)]
+        for name in [*chosen.sample([*ranks], min(1, len(ranks))), *others]:
+            report = explained(everything, request, name)
+            assert (report.kept_out_by == KEPT_OUT_BY_NOTHING) == (name in ranks), (number, name)
+            if name in ranks:
+                assert report.rank == ranks[name], (number, name)
+                assert report.hit == answer.hits[ranks[name] - 1 - request.options.offset], (number, name)
+            if report.lexical.words and report.lexical.HasField("by_words"):
+                total = sum(word.contribution for word in report.lexical.words)
+                assert total == pytest.approx(report.lexical.by_words.score, rel=1e-5, abs=1e-5), (
+                    number,
+                    name,
+                )
+            if remedy := re.fullmatch(r"(k|offset) = (\d+)", report.remedy):
+                setattr(request.options, remedy[1], int(remedy[2]))
+                hits = everything.search(request, Deadline.after(60)).hits
+                assert name in {hit.datapoint.id for hit in hits}, (number, name, report.remedy)
+                break  # the request is another one now
+
+
+def explained(service: Service, request: SearchRequest, identifier: str) -> ExplainResponse:
+    message = ExplainRequest(index=INDEX, query=request.query, options=request.options, id=identifier)
+    response = service.call("/scannery.v1.SearchService/Explain", message, Deadline.after(60))
+    assert isinstance(response, ExplainResponse)
+    return response
