@@ -7,7 +7,7 @@ import itertools
 import re
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from scannery.pipelines.dead_letters import DeadLetter
     from scannery.pipelines.sources import Record
 
-__all__ = ["STDIN", "Failure", "RecordPositions", "Upload", "answer_queries", "identifiers", "is_record_file"]
+__all__ = [
+    "STDIN",
+    "Failure",
+    "PointReader",
+    "RecordPositions",
+    "Upload",
+    "answer_queries",
+    "identifiers",
+    "is_record_file",
+]
 
 
 STDIN = "-"
@@ -201,6 +210,40 @@ class UploadReport:
         }
 
 
+class PointReader:
+    """Reads files as datapoints of an index.
+
+    Args:
+        spec: of the index; None: it may not be read, and records must be datapoints.
+
+    """
+
+    def __init__(self, spec: Mapping[str, Any] | None) -> None:
+        self._spec = _parsed_spec(spec)
+        self._reader = None if spec is None else RecordReader(spec, extra="ignore")
+
+    @property
+    def ignored(self) -> list[str]:
+        """Fields of the records so far that the index has no place for."""
+        return [] if self._reader is None else sorted(self._reader.ignored)
+
+    def read(self, files: Sequence[str]) -> Iterator[tuple[FileRecord, Any]]:
+        """Yield each record with its datapoint, or the RefusedRecord in its place; `files` as of `read_records`."""
+        columns = {f"vectors.{name}" for name in self._spec.named_vectors}
+        names = DATAPOINT_KEYS | _EXPORTED | columns | self._spec.attributes.keys()
+        for record in read_records(files, self._spec, names):
+            yield record, self._point(record)
+
+    def _point(self, record: FileRecord) -> Any:
+        if record.record is None:
+            return RefusedRecord("", record.problem)
+        fields = with_vectors(record.record)
+        if self._reader is None:
+            return fields
+        point = self._reader.datapoint(fields)
+        return _read_html(point) if self._spec.source.text_format == "html" else point
+
+
 class Upload:
     """Records of files on their way to an index.
 
@@ -226,7 +269,7 @@ class Upload:
         self._report, self._vector_model = report, vector_model
         self._positions = RecordPositions()
         self._done = 0
-        self._reader, self._spec = _reader_of(index)
+        self._reader = PointReader(_spec_of(index))
 
     def upsert(self, *, skips: bool) -> UploadReport:
         """Insert or replace.
@@ -260,7 +303,7 @@ class Upload:
             for outcome in done.failed
         ]
         count = len(self._positions) - len(failures)
-        return UploadReport(count, done.written, done.sequence, failures, self._ignored(), done.warnings)
+        return UploadReport(count, done.written, done.sequence, failures, self._reader.ignored, done.warnings)
 
     def update(self) -> UploadReport:
         """Change fields of existing datapoints; raises as `upsert`."""
@@ -272,30 +315,16 @@ class Upload:
                 raise self._explained(error, first=len(self._positions) - len(part)) from error
             count, sequence = count + done.written, done.sequence
             self._note(self._done + len(part))
-        return UploadReport(self._done, count, sequence, (), self._ignored())
+        return UploadReport(self._done, count, sequence, (), self._reader.ignored)
 
     def _points(self) -> Iterator[Any]:
-        columns = {f"vectors.{name}" for name in self._spec.named_vectors}
-        names = DATAPOINT_KEYS | _EXPORTED | columns | self._spec.attributes.keys()
-        for record in read_records(self._files, self._spec, names):
+        for record, point in self._reader.read(self._files):
             self._positions.add(record)
-            yield self._point(record)
-
-    def _point(self, record: FileRecord) -> Any:
-        if record.record is None:
-            return RefusedRecord("", record.problem)
-        fields = with_vectors(record.record)
-        if self._reader is None:
-            return fields
-        point = self._reader.datapoint(fields)
-        return _read_html(point) if self._spec.source.text_format == "html" else point
+            yield point
 
     def _note(self, done: int) -> None:
         self._done = done
         self._report(done)
-
-    def _ignored(self) -> list[str]:
-        return [] if self._reader is None else sorted(self._reader.ignored)
 
     def _explained(self, error: ScanneryError, first: int = 0) -> ScanneryError:
         """Return an error with the place of its record."""
@@ -318,7 +347,7 @@ def identifiers(index: Index, file: str) -> list[Any]:
     """
     from scannery.indexer.datapoints.field_mapping import FieldMapping
 
-    _, spec = _reader_of(index)
+    spec = _parsed_spec(_spec_of(index))
     field = FieldMapping.of(spec).fields["id"]
     identifiers = []
     for record in read_records([file], spec, frozenset({"id"})):
@@ -329,6 +358,13 @@ def identifiers(index: Index, file: str) -> list[Any]:
             raise InvalidArgumentError(f"{record.location}: {record.problem or 'has no id'}")
         identifiers.append(identifier)
     return identifiers
+
+
+def _parsed_spec(spec: Mapping[str, Any] | None) -> IndexSpec:
+    from scannery.indexer import parse_spec
+
+    source = {"id": "id", "text": "text", "vector": "vector"}
+    return parse_spec({"index": "unknown", "source": source} if spec is None else spec)
 
 
 _EXPORTED = frozenset({"embedding", "sparse", "_spoken"})
@@ -349,16 +385,12 @@ def _problem(error: ScanneryError) -> str:
     return _PREFIX.sub("", error.message, count=1)
 
 
-def _reader_of(index: Index) -> tuple[RecordReader | None, IndexSpec]:
-    """Return what reads records by the spec of an index, and the spec; without it where it may not be read."""
-    from scannery.indexer import parse_spec
-
+def _spec_of(index: Index) -> Mapping[str, Any] | None:
+    """Return the spec of an index; None where it may not be read."""
     try:
-        spec = index.stats().spec
+        return index.stats().spec
     except PermissionDeniedError:  # a key that can only write: datapoints need no spec
-        source = {"id": "id", "text": "text", "vector": "vector"}
-        return None, parse_spec({"index": "unknown", "source": source})
-    return RecordReader(spec, extra="ignore"), parse_spec(spec)
+        return None
 
 
 def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> None:

@@ -7,5 +7,6 @@ browsers.py      which pages may call: Host, Origin, Fetch Metadata
 sessions.py      who calls: keys in this process's memory, cookies without meaning in the browser
 pages.py         the files of the page and the headers that bind it
 gateway/         messages of the wire contract as JSON, passed on to the SDK's transport
+files/           files dropped on an index: uploads, jobs that write them; rows as a file
 web/             the page: ES modules that are served as they are
 """

@@ -19,6 +19,9 @@ from scannery.client.request.calls import LIST_INDEXES
 from scannery.client.transport.base import AsyncTransport
 from scannery.console.browsers import Browsers
 from scannery.console.config import ConsoleConfig
+from scannery.console.files.calls import FileCalls
+from scannery.console.files.formats import FileFormats
+from scannery.console.files.uploads import Uploads
 from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, Gateway, json_answer, json_body
 from scannery.console.gateway.messages import METHODS, error_answer
 from scannery.console.pages import HEADERS, index_page, web_file
@@ -37,13 +40,14 @@ _NO_SESSION = json.dumps(
 
 
 async def serve_console(
-    transport: AsyncTransport, config: ConsoleConfig, ready: Callable[[str], None]
+    transport: AsyncTransport, config: ConsoleConfig, formats: FileFormats, ready: Callable[[str], None]
 ) -> None:
     """Serve the console until SIGTERM or Ctrl-C.
 
     Args:
         transport: to the server or the store; to a server, with `sessions.caller_secret` as its token.
         config: of the console.
+        formats: read and write files.
         ready: called with the address to open in a browser when requests are answered. With `needs_session`, it has a
             code that is exchanged for a session once.
 
@@ -51,7 +55,7 @@ async def serve_console(
         OSError: the address is in use, or is none of this machine.
 
     """
-    with listener_on(config.host, config.port) as listener:
+    with listener_on(config.host, config.port) as listener, Uploads() as uploads:
         port = listener.getsockname()[1]
         sessions = Sessions(config, port)
         host = f"[{config.host}]" if ":" in config.host else config.host
@@ -60,11 +64,19 @@ async def serve_console(
         def tell() -> None:
             ready(f"{url}#code={sessions.code()}" if config.needs_session else url)
 
-        app = application(transport, config, sessions)
-        await serve_asgi(app, listener, config.limits, tell, tls_cert=config.tls_cert, tls_key=config.tls_key)
+        files = FileCalls(transport, formats, uploads)
+        app = application(transport, config, sessions, files)
+        try:
+            await serve_asgi(
+                app, listener, config.limits, tell, tls_cert=config.tls_cert, tls_key=config.tls_key
+            )
+        finally:
+            await files.jobs.close()
 
 
-def application(transport: AsyncTransport, config: ConsoleConfig, sessions: Sessions) -> ASGIApp:
+def application(
+    transport: AsyncTransport, config: ConsoleConfig, sessions: Sessions, files: FileCalls
+) -> ASGIApp:
     """Return the application."""
     gateway = Gateway(transport, config)
     login = _Login(transport, config, sessions)
@@ -73,6 +85,8 @@ def application(transport: AsyncTransport, config: ConsoleConfig, sessions: Sess
         Route("/session", login.begin, methods=["POST"]),
         Route("/session", login.end, methods=["DELETE"]),
         Route("/filter", gateway.filter, methods=["POST"]),
+        Route("/update", gateway.update, methods=["POST"]),
+        *files.routes(),
         *(Route(path, gateway.call, methods=["POST"]) for path in METHODS),
         Route("/web/{path:path}", web_file),
         Route("/", index_page),

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scannery.client.errors import InvalidArgumentError, ScanneryError
-from scannery.client.request.calls import Method
+from scannery.client.request.calls import UPSERT, Method
 from scannery.client.request.filters import build_filter
 from scannery.client.transport.base import AsyncTransport
 from scannery.console.config import ConsoleConfig
@@ -88,6 +88,27 @@ class Gateway:
                 else InvalidArgumentError(f"where: {error}", field="where")
             )
             return json_answer(*error_answer(wrong))
+
+    async def update(self, request: Request) -> Response:
+        """Answer `POST /update`: change fields of datapoints.
+
+        The body is an UpsertRequest, with the `paths` of all of its update masks beside it: the JSON of a FieldMask
+        cannot have names of attributes with capital letters.
+        """
+        try:
+            body = json.loads(await json_body(request))
+            paths = body.pop("paths", None) if isinstance(body, dict) else None
+            if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+                raise InvalidArgumentError("paths: must be a list of fields", field="paths")
+            message = decoded(UPSERT, json.dumps(body).encode())
+            for upsert in message.upserts:
+                upsert.update_mask.paths.extend(paths)
+            answer = await self._transport.call(UPSERT, message, _timeout_s(request))
+            return json_answer(200, encoded(answer))
+        except ScanneryError as error:
+            return json_answer(*error_answer(error))
+        except ValueError as error:
+            return json_answer(*error_answer(InvalidArgumentError(f"the request is wrong: {error}")))
 
 
 async def json_body(request: Request) -> bytes:

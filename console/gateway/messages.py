@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -16,6 +16,8 @@ from scannery.runtime.errors import STATUSES, CodedError
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2
 
 __all__ = ["METHODS", "decoded", "encoded", "error_answer"]
+
+RequestT = TypeVar("RequestT", bound=Message)
 
 METHODS: Mapping[str, Method[Message, Message]] = {
     path: Method(path, GetMessageClass(method.input_type), GetMessageClass(method.output_type))
@@ -31,7 +33,7 @@ METHODS: Mapping[str, Method[Message, Message]] = {
 """All methods that take one request and give one answer."""
 
 
-def decoded(method: Method[Message, Message], body: bytes) -> Message:
+def decoded(method: Method[RequestT, Any], body: bytes) -> RequestT:
     """Return the request of a method; raises InvalidArgumentError."""
     try:
         return json_format.Parse(body, method.request())

@@ -11,6 +11,7 @@ import { Link, address, go, route } from "./route.js";
 /** The pages of an index by their place in the address: what loads them, and the letter after `g`. */
 const PAGES = {
   search: { title: "Search", letter: "s", load: async () => Search },
+  data: { title: "Data", letter: "d", load: async () => (await import("./pages/data.js")).Data },
 };
 /** Pages that belong to no index. */
 const PLACES = {

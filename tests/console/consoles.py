@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 
+from scannery.cli.console_files import file_formats
 from scannery.client import aio
 from scannery.console.application import serve_console
 from scannery.console.config import ConsoleConfig
@@ -31,7 +32,7 @@ def console_on(location: str | Path, **options: Any) -> Iterator[str]:
     async def serve() -> None:
         transport = aio.open_transport(location, **connection)
         try:
-            await serve_console(transport, config, address.set_result)
+            await serve_console(transport, config, file_formats(), address.set_result)
         finally:
             await transport.close()
 

@@ -112,6 +112,7 @@ async def run_console(
         needs_keys: whether to refuse a server that answers without a key.
 
     """
+    from scannery.cli.console_files import file_formats
     from scannery.client import aio
     from scannery.client.request.calls import LIST_INDEXES
     from scannery.console.application import serve_console
@@ -131,7 +132,7 @@ async def run_console(
                     "--listen: the target answers without a key, so everybody could read and write it here; serve it "
                     "with --keys or --jwks"
                 )
-        await serve_console(transport, config, ready)
+        await serve_console(transport, config, file_formats(), ready)
     finally:
         await transport.close()
 

@@ -1,15 +1,21 @@
 // The indexes there are; where there is none, how to make one.
 
-import { html } from "../vendor/preact.js";
+import { html, useState } from "../vendor/preact.js";
+import { useScopes } from "../parts/caller.js";
 import { Problem } from "../parts/load.js";
 import { useIndexes } from "../parts/indexes.js";
 import { bytes, count } from "../parts/values.js";
 import { Link, address } from "../route.js";
+import { CreateIndex } from "./data/indexes.js";
 
 /** The first page. */
 export function Welcome({ session }) {
   const { value: indexes, error, busy } = useIndexes();
+  const { admin } = useScopes();
+  const [isCreating, setCreating] = useState(false);
   return html`<main class="page"><h1>Indexes</h1>
+    ${admin && html`<p><button onClick=${() => setCreating(true)}>Create an index …</button></p>`}
+    ${isCreating && html`<${CreateIndex} target=${session.target} onClose=${() => setCreating(false)} />`}
     <${Problem} error=${error} />
     ${busy && !indexes && html`<p class="dim">Asking …</p>`}
     ${indexes?.length === 0 && html`<p>There is no index yet. Make one of the bundled sample, or of your files:</p>

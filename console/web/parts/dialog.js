@@ -34,7 +34,7 @@ export function Drawer({ title, onClose, children }) {
     return () => before.current?.isConnected && before.current.focus();
   }, []);
   return html`<aside ref=${panel} class="drawer" tabindex="-1" aria-labelledby=${id}
-      onKeyDown=${(event) => event.key === "Escape" && (event.stopPropagation(), onClose())}>
+      onKeyDown=${(event) => event.key === "Escape" && !event.target.closest("dialog") && (event.preventDefault(), event.stopPropagation(), onClose())}>
     <header><h2 id=${id}>${title}</h2><button class="quiet" aria-label="Close" onClick=${onClose}>✕</button></header>
     ${children}
   </aside>`;
