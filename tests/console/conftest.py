@@ -35,7 +35,7 @@ def podcasts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the index `podcasts`."""
     folder = tmp_path_factory.mktemp("console") / "store"
     episodes = [json.loads(line) for line in EPISODES_PATH.read_text().splitlines()]
-    with scannery.connect(folder, create=True) as client:
+    with scannery.connect(folder, create=True, timeout_s=120) as client:
         client.create_index(SPEC).upsert_many(episodes)
     return folder
 
