@@ -267,6 +267,9 @@ def _lines(report: RankExplanation) -> Iterator[str]:
         yield f"  lexical: {_placed(report.lexical.by_words)}"
         for word in report.lexical.words:
             expands = f" for {word.expands}" if word.expands else ""
+            if not word.datapoints:
+                yield f"    {word.contribution:8.4f}  {word.term}: no datapoint has it"
+                continue
             yield (
                 f"    {word.contribution:8.4f}  {word.term}{expands}: {word.frequency} times here, idf "
                 f"{word.idf:.3f}, in {word.datapoints:,} datapoints"

@@ -49,6 +49,7 @@ __all__ = [
     "snapshot_corpus",
     "spec_of",
     "synonyms_of",
+    "texts_of",
     "word_index",
 ]
 
@@ -91,7 +92,7 @@ def query_words(
         return [query for query in queries if isinstance(query, WithSparse)]
     analyser = analyser_of(spec_of(manifest, options.mode))
     texts = [
-        _texts_of(lookup, query, options.mode, path)
+        texts_of(lookup, query, options.mode, path)
         for query, path in zip(queries, paths, strict=True)
         if not isinstance(query, WithSparse)
     ]
@@ -249,7 +250,7 @@ def synonyms_of(search: SearchSpec, analyser: Analyser) -> Synonyms | None:
 _synonyms = lru_cache(maxsize=16)(Synonyms)
 
 
-def _texts_of(lookup: Lookup, query: Query, mode: str, path: str) -> list[QueryText]:
+def texts_of(lookup: Lookup, query: Query, mode: str, path: str) -> list[QueryText]:
     """Return the texts that a query is searched by."""
     if isinstance(query, WithWords):
         return [QueryText(query.text, 1.0)]

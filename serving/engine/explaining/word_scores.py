@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from scannery.indexer import WeightedTerms, analyser_of
+from scannery.indexer.lexical.analyser import QueryWord
 from scannery.indexer.lexical.term_patterns import alternatives_of, matches
 from scannery.serving.engine.explaining.ranks import Ranks
-from scannery.serving.engine.lexical import spec_of
+from scannery.serving.engine.lexical import spec_of, texts_of
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Options
 from scannery.v1.search_pb2 import WordScore
@@ -26,13 +27,16 @@ def word_scores(ranks: Ranks, options: Options, words: WeightedTerms, row: Ranki
         row: the datapoint.
 
     """
-    terms = [*words.weights]
+    analyser = analyser_of(spec_of(ranks.snapshot.manifest, options.mode))
+    texts = texts_of(ranks.rows.lookup, ranks.query, options.mode, "query")
+    typed = [word for each in texts if each.is_typed for word in analyser.query_words(each.text)]
+    absent = _absent(typed, words)
+    terms = [*words.weights, *absent]
     corpus = ranks.rows.corpus(
         list(dict.fromkeys([*terms, *(each for term in terms for each in alternatives_of(term))]))
     )
     if corpus is None:
         return []
-    analyser = analyser_of(spec_of(ranks.snapshot.manifest, options.mode))
     [text] = ranks.rows.searched_texts(row)
     counts, _ = analyser.counts(text or "")
     scores = [
@@ -44,9 +48,19 @@ def word_scores(ranks: Ranks, options: Options, words: WeightedTerms, row: Ranki
             frequency=_frequency(term, counts),
             contribution=contribution,
         )
-        for term, contribution in ranks.contributions(options, words).items()
+        for term, contribution in {
+            **ranks.contributions(options, words),
+            **dict.fromkeys(absent, 0.0),
+        }.items()
     ]
     return sorted(scores, key=lambda each: -each.contribution)
+
+
+def _absent(query_words: Sequence[QueryWord], words: WeightedTerms) -> list[str]:
+    """Return the terms of words that no datapoint has, and that stand for no other word."""
+    terms = {each for term in words.weights for each in alternatives_of(term)}
+    unmatched = (word for word in query_words if terms.isdisjoint(word.terms))
+    return list(dict.fromkeys(word.terms[0] for word in unmatched if word.text not in words.expanded))
 
 
 def _expanded(term: str, expanded: Mapping[str, str]) -> str:

@@ -155,7 +155,8 @@ def test_words_add_up_to_the_score(index: scannery.Index) -> None:
         assert sum(word.contribution for word in told.lexical.words) == pytest.approx(hit.score, rel=1e-6)
         assert hit.text is not None
         counts = {word.term: word.frequency for word in told.lexical.words}
-        assert counts == {term: hit.text.split().count(term) for term in ("w1", "w7", "w9", "w23")}
+        words = ("w1", "w7", "w9", "w23", "nowhere")
+        assert counts == {term: hit.text.split().count(term) for term in words}
         assert all((word.contribution > 0) == (word.frequency > 0) for word in told.lexical.words)
     assert told.lexical is not None
     of_all = [text.split() if text else [] for text in texts()]
