@@ -8,5 +8,6 @@ sessions.py      who calls: keys in this process's memory, cookies without meani
 pages.py         the files of the page and the headers that bind it
 gateway/         messages of the wire contract as JSON, passed on to the SDK's transport
 files/           files dropped on an index: uploads, jobs that write them; rows as a file
+history/         what the server measured of itself while somebody looked
 web/             the page: ES modules that are served as they are
 """

@@ -24,6 +24,7 @@ from scannery.console.files.formats import FileFormats
 from scannery.console.files.uploads import Uploads
 from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, Gateway, json_answer, json_body
 from scannery.console.gateway.messages import METHODS, error_answer
+from scannery.console.history.calls import History
 from scannery.console.pages import HEADERS, index_page, web_file
 from scannery.console.sessions import Session, Sessions
 from scannery.runtime.asgi_server import listener_on, serve_asgi
@@ -64,18 +65,23 @@ async def serve_console(
         def tell() -> None:
             ready(f"{url}#code={sessions.code()}" if config.needs_session else url)
 
-        files = FileCalls(transport, formats, uploads)
-        app = application(transport, config, sessions, files)
+        files, history = FileCalls(transport, formats, uploads), History(transport)
+        app = application(transport, config, sessions, files, history)
         try:
             await serve_asgi(
                 app, listener, config.limits, tell, tls_cert=config.tls_cert, tls_key=config.tls_key
             )
         finally:
+            await history.close()
             await files.jobs.close()
 
 
 def application(
-    transport: AsyncTransport, config: ConsoleConfig, sessions: Sessions, files: FileCalls
+    transport: AsyncTransport,
+    config: ConsoleConfig,
+    sessions: Sessions,
+    files: FileCalls,
+    history: History,
 ) -> ASGIApp:
     """Return the application."""
     gateway = Gateway(transport, config)
@@ -87,6 +93,7 @@ def application(
         Route("/filter", gateway.filter, methods=["POST"]),
         Route("/update", gateway.update, methods=["POST"]),
         *files.routes(),
+        Route("/history", history.answer, methods=["POST"]),
         *(Route(path, gateway.call, methods=["POST"]) for path in METHODS),
         Route("/web/{path:path}", web_file),
         Route("/", index_page),

@@ -12,10 +12,12 @@ import { Link, address, go, route } from "./route.js";
 const PAGES = {
   search: { title: "Search", letter: "s", load: async () => Search },
   data: { title: "Data", letter: "d", load: async () => (await import("./pages/data.js")).Data },
+  versions: { title: "Versions", letter: "v", load: async () => (await import("./pages/versions.js")).Versions },
 };
 /** Pages that belong to no index. */
 const PLACES = {
   welcome: { title: "Indexes", load: async () => (await import("./pages/welcome.js")).Welcome },
+  ops: { title: "Operations", letter: "o", load: async () => (await import("./pages/ops.js")).Operations },
 };
 
 const theme = signal(localStorage.getItem("theme") ?? "");
@@ -23,7 +25,10 @@ const theme = signal(localStorage.getItem("theme") ?? "");
 function Bar({ index }) {
   const { value: indexes } = useIndexes();
   const { page } = route.value;
-  useKeys(Object.fromEntries(Object.entries(PAGES).map(([name, { title, letter }]) => [`g ${letter}`, [title, () => index && go(address(name, index))]])));
+  useKeys(Object.fromEntries([
+    ...Object.entries(PAGES).map(([name, { title, letter }]) => [`g ${letter}`, [title, () => index && go(address(name, index))]]),
+    ...Object.entries(PLACES).filter(([, { letter }]) => letter).map(([name, { title, letter }]) => [`g ${letter}`, [title, () => go(address(name))]]),
+  ]));
   const turn = () => {
     theme.value = { "": "light", light: "dark", dark: "" }[theme.value];
     localStorage.setItem("theme", theme.value);

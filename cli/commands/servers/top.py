@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, TypeAlias
 
 import typer
@@ -17,6 +18,7 @@ from rich.table import Table
 
 from scannery.cli.output import console, size_text
 from scannery.client import UnavailableError
+from scannery.runtime.histograms import quantile
 
 __all__ = ["Sample", "parse_metrics", "top", "view"]
 
@@ -103,14 +105,17 @@ def _requests(before: Sample, now: Sample, seconds: float) -> Table:
         total = counts[-1][1]
         if total:
             named = dict(labels)
+            bounds = [bound for bound, _ in counts[:-1]]
+            below = [0.0, *(count for _, count in counts)]
+            observations = [after - before for before, after in pairwise(below)]
             table.add_row(
                 named.get("method", ""),
                 named.get("index", ""),
                 named.get("plan", ""),
                 named.get("code", ""),
                 f"{total / seconds:.1f}",
-                f"{1000 * _quantile(counts, 0.5):.1f}",
-                f"{1000 * _quantile(counts, 0.99):.1f}",
+                f"{1000 * (quantile(bounds, observations, 0.5) or 0.0):.1f}",
+                f"{1000 * (quantile(bounds, observations, 0.99) or 0.0):.1f}",
             )
     return table
 
@@ -192,17 +197,6 @@ def _effective(now: Sample, labels: tuple[tuple[str, str], ...]) -> str:
         now.get(f"scannery_recall_{name}", {}).get(labels) for name in ("effective_target", "target")
     )
     return "–" if effective is None or target is None else f"{effective:.4f} for {target:.3f}"
-
-
-def _quantile(counts: list[tuple[float, float]], share: float) -> float:
-    """Return a quantile of a cumulative histogram, interpolated linearly within its bucket."""
-    target, low, below = share * counts[-1][1], 0.0, 0.0
-    for bound, count in counts:
-        if count >= target:
-            high = bound if bound != float("inf") else low
-            return low + (high - low) * (target - below) / max(1.0, count - below)
-        low, below = bound, count
-    return low
 
 
 def _delta(before: Sample, now: Sample, name: str) -> Mapping[tuple[tuple[str, str], ...], float]:

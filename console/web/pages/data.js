@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { awaySince, call } from "../calls.js";
 import { useKeys } from "../keys.js";
-import { useScopes } from "../parts/caller.js";
+import { useCaller } from "../parts/caller.js";
 import { FilterBar, parseWhere, useFilter } from "../parts/filters.js";
 import { useIndex } from "../parts/indexes.js";
 import { Problem, useLoaded } from "../parts/load.js";
@@ -23,8 +23,8 @@ const DYNAMIC_COLUMNS = 12;
 export function Data() {
   const { index: name, params } = route.value;
   const { value: index, error: missing, again: askIndex } = useIndex(name);
-  const scopes = useScopes();
-  const jobs = useJobs(name, scopes.write);
+  const caller = useCaller();
+  const jobs = useJobs(name, caller.write);
   const [open, setOpen] = useState("");
   const [files, setFiles] = useState([]);
   const { where, wrong } = parseWhere(params.get("where"));
@@ -64,7 +64,7 @@ export function Data() {
   });
   const take = (event) => {
     event.preventDefault();
-    if (!scopes.write || !event.dataTransfer?.files.length) return;
+    if (!caller.write || !event.dataTransfer?.files.length) return;
     setFiles([...event.dataTransfer.files]);
     setOpen("files");
   };
@@ -73,17 +73,17 @@ export function Data() {
     <${Problem} error=${missing} />
     <div class="line">
       <span class="grow"><${FilterBar} where=${where} error=${wrong ? { message: `where ${wrong}` } : filter.error} onChange=${setWhere} /></span>
-      ${scopes.write && html`<button onClick=${() => setOpen("files")}>Add files …</button>
+      ${caller.write && html`<button onClick=${() => setOpen("files")}>Add files …</button>
         <button onClick=${() => setOpen("change")}>Change …</button>
         ${filter.value && html`<button class="danger" onClick=${() => setOpen("delete")}>Delete …</button>`}`}
       <${Export} index=${name} where=${filter.value} ready=${isReady} />
-      ${scopes.admin && index && html`<button class="danger" onClick=${() => setOpen("drop")}>Drop index …</button>`}
+      ${caller.admin && index && html`<button class="danger" onClick=${() => setOpen("drop")}>Drop index …</button>`}
     </div>
     <${Jobs} jobs=${jobs} />
     <${Problem} error=${isGone ? null : page.error} />
     ${index && html`<${Grid} index=${index} rows=${rows} order=${order} chosen=${row} busy=${page.busy || awaySince.value} where=${where} onWhere=${setWhere} />`}
     ${page.value && html`<${Pages} pages=${pages} total=${Number(page.value.total)} rows=${rows.length} size=${size} version=${page.value.version} />`}
-    ${index && row && html`<${Row} key=${row} index=${index} id=${row} canWrite=${scopes.write} onChanged=${changed} />`}
+    ${index && row && html`<${Row} key=${row} index=${index} id=${row} canWrite=${caller.write} onChanged=${changed} />`}
     ${open === "files" && index && html`<${Files} index=${index} dropped=${files} onStarted=${jobs.again} onClose=${() => { setOpen(""); setFiles([]); }} />`}
     ${["change", "delete"].includes(open) && index && html`<${WriteWhere} kind=${open} index=${index} filter=${filter.value} where=${where} onDone=${changed} onClose=${() => setOpen("")} />`}
     ${open === "drop" && html`<${DropIndex} index=${index} onClose=${() => setOpen("")} />`}

@@ -3,9 +3,9 @@
 import { call } from "../calls.js";
 import { useLoaded } from "./load.js";
 
-/** Returns `{write, admin}`: whether the caller has these scopes; false until the server has said so. */
-export function useScopes() {
-  const { value } = useLoaded((signal) => call("IndexService/WhoAmI", {}, { signal }), []);
-  const has = (scope) => Boolean(value?.scopes?.includes(scope));
-  return { write: has("write"), admin: has("admin") };
+/** Returns the caller (WhoAmIResponse), as `useLoaded` does, and `write`, `admin`: whether it has these scopes; false until the server has said so. */
+export function useCaller() {
+  const loaded = useLoaded((signal) => call("IndexService/WhoAmI", {}, { signal }), []);
+  const has = (scope) => Boolean(loaded.value?.scopes.includes(scope));
+  return { ...loaded, write: has("write"), admin: has("admin") };
 }
