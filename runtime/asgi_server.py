@@ -82,7 +82,13 @@ async def serve_asgi(
         ssl_certfile=tls_cert or None,
         ssl_keyfile=tls_key or None,
     )
-    await _Server(config, ready).serve([listener])
+    server = _Server(config, ready)
+    try:
+        await server.serve([listener])
+    finally:  # cancelled, too
+        for connection in server.server_state.connections:
+            connection.transport.abort()
+        await asyncio.sleep(0)
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:

@@ -71,6 +71,7 @@ ELSEWHERE = {
     "docs/feedback.md": "needs users; tests/serving/traffic and tests/cli/evaluation/test_log.py do the same",
     "docs/training.md": "needs judged queries; tests/cli/models trains, promotes and rolls back",
     "docs/changing-models.md": "needs a second model; tests/live/migration and tests/cli/models run the command",
+    "docs/console.md": "it goes on for ever; tests/console starts the same processes",
     "docs/mcp.md": "it needs a server and goes on for ever; tests/bridges/mcp starts the same processes",
     "docs/operations/proxies.md": "tests/serving/transport/test_proxies.py starts the proxies with its text",
     "docs/embedding.md": "needs a TPU and models that are not installed",

@@ -2,9 +2,10 @@
 
 import { html, render, signal, useEffect, useState } from "./vendor/preact.js";
 import { CallError, awaySince, login, needsLogin, post, returns } from "./calls.js";
-import { KeyList, useKeys } from "./keys.js";
+import { useKeys } from "./keys.js";
 import { Search } from "./pages/search.js";
 import { Dialog } from "./parts/dialog.js";
+import { KeyList } from "./parts/key_list.js";
 import { useIndexes } from "./parts/indexes.js";
 import { Link, address, go, route } from "./route.js";
 

@@ -1,7 +1,6 @@
-// Keys of the keyboard: each part of a page says which it takes; `?` lists those that work now.
+// Keys of the keyboard: each part of a page says which it takes.
 
-import { effect, html, signal, useEffect, useRef } from "./vendor/preact.js";
-import { Dialog } from "./parts/dialog.js";
+import { effect, signal, useEffect, useRef } from "./vendor/preact.js";
 
 const layers = [];
 const G_MS = 1500;
@@ -10,8 +9,6 @@ let afterG = 0;
 /** Whether single letters are taken (WCAG 2.1.4: they can be turned off). */
 export const lettersOn = signal(localStorage.getItem("letters") !== "off");
 effect(() => localStorage.setItem("letters", lettersOn.value ? "on" : "off"));
-
-const listOpen = signal(false);
 
 /**
  * Takes keys while a part is shown: `{"j": ["next hit", () => …], "g s": […]}`; the part that was shown last comes first.
@@ -44,16 +41,5 @@ addEventListener("keydown", (event) => {
   }
 });
 
-/** The list of keys, opened by `?`. */
-export function KeyList() {
-  useKeys({ "?": ["all keys", () => void (listOpen.value = !listOpen.value)] });
-  if (!listOpen.value) return null;
-  const rows = new Map();
-  for (const layer of layers) for (const [key, [text]] of Object.entries(layer.current)) if (text) rows.set(key, text);
-  return html`<${Dialog} title="Keys" onClose=${() => (listOpen.value = false)}>
-    <table class="keys"><tbody>
-      ${[...rows].map(([key, text]) => html`<tr><th scope="row"><kbd>${key}</kbd></th><td>${text}</td></tr>`)}
-    </tbody></table>
-    <label><input type="checkbox" checked=${lettersOn.value} onChange=${(e) => (lettersOn.value = e.target.checked)} /> single letters are keys</label>
-  <//>`;
-}
+/** What each key does that works now: `[key, text]`. */
+export const keysNow = () => [...new Map(layers.flatMap((layer) => Object.entries(layer.current)).filter(([, [text]]) => text).map(([key, [text]]) => [key, text]))];

@@ -10,7 +10,8 @@ import { Hit, Move } from "../parts/hit.js";
 import { useIndex } from "../parts/indexes.js";
 import { Problem, useLoaded } from "../parts/load.js";
 import { count, withValue } from "../parts/values.js";
-import { go, route, setParams } from "../route.js";
+import { Why } from "../parts/why.js";
+import { route, setParams } from "../route.js";
 
 const REST_MS = 120, LONG_REST_MS = 400;
 const TAB = crypto.getRandomValues(new Uint32Array(2)).join("");
@@ -32,7 +33,8 @@ export function Search({ session }) {
   const { where, wrong } = parseWhere(params.get("where"));
   const filter = useFilter(where);
   const setWhere = (value) => setParams({ where: Object.keys(value).length ? JSON.stringify(value) : "" });
-  const setColumns = (value) => setParams({ c: formatColumns(value) });
+  // From the address, not from what was drawn: two changes may come before it is drawn again.
+  const setColumns = (change) => setParams({ c: formatColumns(change(parseColumns(route.value.params.get("c")))) });
 
   // Steps back and forward bring the text of then.
   useEffect(() => setText(params.get("q") ?? ""), [params.get("q"), name]);
@@ -57,20 +59,23 @@ export function Search({ session }) {
     setEntered((n) => n + 1);
     setParams({ q: text, like: "" });
   };
-  const answers = columns.map(() => useRef(null));
+  const answers = useRef([]);
+  const hitsOf = (column) => answers.current[column]?.hits ?? [];
   const [firstRanks, setFirstRanks] = useState(new Map());
   const box = useRef();
   const [chosen, setChosen] = useState({ column: 0, rank: -1 });
   const [open, setOpen] = useState("");
   const moveTo = (column, rank) => {
-    const list = answers[column]?.current?.hits ?? [];
+    const list = hitsOf(column);
     if (!list.length) return;
     const next = { column, rank: Math.max(0, Math.min(rank, list.length - 1)) };
     setChosen(next);
     requestAnimationFrame(() => document.querySelector(".hit.chosen")?.scrollIntoView({ block: "nearest" }));
   };
-  const chosenId = answers[chosen.column]?.current?.hits[chosen.rank]?.datapoint.id;
-  const moreLike = (id) => id && go(`${location.pathname}?${new URLSearchParams({ ...Object.fromEntries(params), q: "", like: id, why: "" })}`);
+  const chosenId = hitsOf(chosen.column)[chosen.rank]?.datapoint.id;
+  const ask = (id, column) => setParams({ why: id, wc: column || "" });
+  const why = params.get("why"), whyColumn = columns[Number(params.get("wc")) || 0] ?? columns[0];
+  const moreLike = (id) => id && setParams({ q: "", like: id, why: "" });
   useKeys({
     "/": ["to the question", () => box.current?.select()],
     Escape: ["leave the question", () => (document.activeElement === box.current ? box.current.blur() : false)],
@@ -80,7 +85,8 @@ export function Search({ session }) {
     h: ["column before", () => moveTo(Math.max(chosen.column - 1, 0), chosen.rank)],
     Enter: ["open the hit, and close it", () => (chosenId ? setOpen(open === chosenId ? "" : chosenId) : false)],
     m: ["more like the hit", () => moreLike(chosenId)],
-    e: ["why is the hit there", () => chosenId && setParams({ why: chosenId })],
+    e: ["why is the hit there", () => chosenId && ask(chosenId, chosen.column)],
+    n: ["why is something not there", () => ask("?", chosen.column)],
     f: ["filter", () => document.getElementById("filter")?.click()],
     c: ["copy the search", () => setCopied(0)],
   });
@@ -97,7 +103,8 @@ export function Search({ session }) {
     <h1 class="hidden">Search ${name}</h1>
     <form role="search" onSubmit=${enter} class="line">
       <input ref=${box} class="box" type="search" aria-label="Question" placeholder=${like ? `more like ${like}` : "Ask, or type words"} value=${text}
-        autofocus autocomplete="off" spellcheck="false" maxlength="8000" onInput=${(event) => type(event.target.value)} />
+        autofocus autocomplete="off" spellcheck="false" maxlength="8000" onInput=${(event) => type(event.target.value)}
+        onKeyDown=${(event) => { if (event.key === "ArrowDown") { event.preventDefault(); box.current.blur(); moveTo(chosen.column, Math.max(0, chosen.rank)); } }} />
       <label class="small">hits <input type="number" min="1" max="1000" value=${k} onChange=${(e) => setParams({ k: e.target.value === "10" ? "" : e.target.value })} /></label>
       <label class="small">one for each <select value=${group} onChange=${(e) => setParams({ group: e.target.value })}>
         <option value="">–</option><option value="document_id">document</option>
@@ -118,15 +125,16 @@ export function Search({ session }) {
           html`<button role="tab" aria-selected=${i === shownColumn} onClick=${() => setShownColumn(i)}>${nameOf(column)}</button>`)}</div>`}
         ${columns.map((column, i) => html`<${Column} key=${i} place=${i} isShown=${i === shownColumn} column=${column} request=${requestOf(column)}
           ready=${(text.trim() || like) && !filter.busy && !filter.error && !wrong} stage=${stage} entered=${entered} isLike=${Boolean(like)} index=${index}
-          keep=${(answer) => { answers[i].current = answer; if (i === 0) setFirstRanks(new Map(answer.hits.map((hit, rank) => [hit.datapoint.id, rank + 1]))); }}
+          keep=${(answer) => { answers.current[i] = answer; if (i === 0) setFirstRanks(new Map(answer.hits.map((hit, rank) => [hit.datapoint.id, rank + 1]))); }}
           firstRanks=${firstRanks} chosen=${chosen.column === i ? chosen.rank : -1} open=${open} template=${templates} where=${where}
           onValue=${(attribute, value) => setWhere(withValue(where, attribute, value))}
-          onWhere=${setWhere} onLike=${moreLike} onWhy=${(id) => setParams({ why: id })} onOpen=${(id) => setOpen(open === id ? "" : id)} onCopy=${() => setCopied(i)}
-          onColumn=${(changed) => setColumns(changed ? columns.map((c, n) => (n === i ? changed : c)) : columns.filter((_, n) => n !== i))} single=${columns.length === 1} />`)}
-        ${columns.length < 4 && html`<label class="add small">＋ column <select aria-label="Add a column" value="" onChange=${(e) => { if (e.target.value) setColumns([...columns, ...parseColumns(e.target.value)]); e.target.value = ""; }}>
+          onWhere=${setWhere} onLike=${moreLike} onWhy=${(id) => ask(id, i)} onOpen=${(id) => setOpen(open === id ? "" : id)} onCopy=${() => setCopied(i)}
+          onColumn=${(changed) => setColumns((all) => (changed ? all.map((c, n) => (n === i ? changed : c)) : all.filter((_, n) => n !== i)))} single=${columns.length === 1} />`)}
+        ${columns.length < 4 && html`<label class="add small">＋ column <select aria-label="Add a column" value="" onChange=${(e) => { if (e.target.value) { const [added] = parseColumns(e.target.value); setColumns((all) => [...all, added]); } e.target.value = ""; }}>
           <option value="">beside it …</option>${PRESETS.map((preset) => html`<option value=${preset}>${nameOf(parseColumns(preset)[0])}</option>`)}</select></label>`}
       </div>
     </div>
+    ${why && (text.trim() || like) && html`<${Why} request=${requestOf(whyColumn)} id=${why === "?" ? "" : why} columnName=${nameOf(whyColumn)} onPick=${(id) => setParams({ why: id }, { replace: true })} onClose=${() => setParams({ why: "", wc: "" })} />`}
     ${copied !== null && html`<${Copies} onClose=${() => setCopied(null)} ...${copies({ target: session.target, index: name, query: text, like, column: columns[copied] ?? columns[0], where, k, group, request: requestOf(columns[copied] ?? columns[0]) })} />`}
   </main>`;
 }
@@ -173,6 +181,7 @@ function Column({ place, isShown, column, request, ready, stage, entered, isLike
     <header class="line">
       <${Settings} column=${column} index=${index} onColumn=${onColumn} single=${single} />
       <span class="dim small grow">${answer && ready ? html`${mode} · ${ms.toFixed(0)} ms${shared !== null && html` · ${shared} of 10 shared`} · version ${answer.version}` : ""}</span>
+      <button class="quiet" title="why is something not among the hits" onClick=${() => onWhy("?")}>missing?</button>
       <button class="quiet" title="copy as Python, curl or a command" onClick=${onCopy}>copy</button>
     </header>
     <${Problem} error=${ready ? error : null} />

@@ -1,6 +1,7 @@
 // Dialogs and panels: the browser's own, which keep the focus and give it back.
 
 import { html, useEffect, useId, useRef } from "../vendor/preact.js";
+import { useKeys } from "../keys.js";
 
 /** A dialog over the page; Escape and a click beside it close it. */
 export function Dialog({ title, onClose, children, wide = false }) {
@@ -33,8 +34,9 @@ export function Drawer({ title, onClose, children }) {
     panel.current.focus();
     return () => before.current?.isConnected && before.current.focus();
   }, []);
-  return html`<aside ref=${panel} class="drawer" tabindex="-1" aria-labelledby=${id}
-      onKeyDown=${(event) => event.key === "Escape" && !event.target.closest("dialog") && (event.preventDefault(), event.stopPropagation(), onClose())}>
+  // A dialog over the panel is closed first, by itself.
+  useKeys({ Escape: ["close the panel", () => (document.querySelector("dialog[open]") ? false : onClose())] });
+  return html`<aside ref=${panel} class="drawer" tabindex="-1" aria-labelledby=${id}>
     <header><h2 id=${id}>${title}</h2><button class="quiet" aria-label="Close" onClick=${onClose}>✕</button></header>
     ${children}
   </aside>`;

@@ -50,7 +50,7 @@ export function Hit({ hit, rank, move, actions, onValue, template, open, chosen 
     <div dir="auto"><${Snippet} text=${datapoint.text} snippet=${hit.snippet} whole=${open} /></div>
     ${open && datapoint.payloadJson && html`<pre>${datapoint.payloadJson}</pre>`}
     <div class="line small">
-      ${attributes.slice(0, open ? undefined : MAX_ATTRIBUTES).map(([name, value]) => html`<span><span class="dim">${name}</span>
+      ${attributes.slice(0, open ? undefined : MAX_ATTRIBUTES).map(([name, value]) => html`<span class="pair"><span class="dim">${name}</span>
         ${[value].flat().slice(0, open ? undefined : MAX_VALUES).map((each) => html`<button class="value" title="only ${name} = ${shown(each)}" onClick=${() => onValue?.(name, each)}><bdi>${shown(each)}</bdi></button>`)}</span>`)}
       ${open && html`<code class="dim">${datapoint.id}</code>`}
       <span class="actions">${actions}</span>
