@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
-WAIT_MS = 30_000
+WAIT_MS = 60_000
 WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 
 needs_chromium = pytest.mark.skipif(

@@ -49,9 +49,11 @@ def published(store: Store, name: str, rows: int, folder: Path) -> int:
     return sum(size.needed for size in memory.values())
 
 
-def ceiling(room_bytes: int, workers: int = 1, **processes_beside: bool) -> str:
+def ceiling(room_bytes: int, workers: int = 1, has_metrics: bool = False, companions: int = 0) -> str:
     """Return the ceiling that leaves some bytes for indexes."""
-    processes = ProcessMemory(workers=workers, ceiling_bytes=1, **processes_beside)
+    processes = ProcessMemory(
+        workers=workers, ceiling_bytes=1, has_metrics=has_metrics, companions=companions
+    )
     return f"{processes.with_room(room_bytes).ceiling_bytes}B"
 
 
