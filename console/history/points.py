@@ -54,6 +54,8 @@ METRICS = (
 """Names of the metrics that points are made of."""
 _POLLS = "GetMetrics"
 """Method by which this history is read: it is no work of the server's callers."""
+_SEARCHES = ("Search", "SearchMany", "SearchStream")
+"""Methods whose times are those of searches; a stream has one for each of its requests."""
 MAX_ROWS = 50
 
 
@@ -76,10 +78,10 @@ def point(before: Sample | None, now: Sample, seconds: float) -> Point:
         seconds: time between them.
 
     Returns:
-        Of the server and of each index: `requests`, `failed`, and of searches `p50_ms`, `p99_ms` and `plan:PLAN`. Of
-        the server: `refused`, `in_flight`, `in_flight_limit`, `failures` of work in the background since its start,
-        `workers`, and bytes. Of an index: what `_INDEX_GAUGES` names, and `memory_bytes`. Of a group of leaves:
-        `calls`, `failed`, `hedges`, `failovers`, `p50_ms`, `p99_ms`.
+        Of the server and of each index: `requests`, `failed`, and of searches with an answer `p50_ms`, `p99_ms` and
+        `plan:PLAN`. Of the server: `refused`, `in_flight`, `in_flight_limit`, `failures` of work in the background
+        since its start, `workers`, and bytes. Of an index: what `_INDEX_GAUGES` names, and `memory_bytes`. Of a group
+        of leaves: `calls`, `failed`, `hedges`, `failovers`, `p50_ms`, `p99_ms`.
 
     """
     values: Point = {}
@@ -122,10 +124,14 @@ def _rates(before: Sample, now: Sample, seconds: float) -> Point:
     for owner, grown in owners.items():
         values[owner, "requests"] = sum(each.count for each in grown) / seconds
         values[owner, "failed"] = sum(each.count for each in grown if each.labels["code"] != "OK") / seconds
-        searches = [each for each in grown if each.labels["plan"]]
+        searches = [
+            each for each in grown if each.labels["method"] in _SEARCHES and each.labels["code"] == "OK"
+        ]
         for each in searches:
-            series = (owner, f"plan:{each.labels['plan']}")
-            values[series] = values.get(series, 0.0) + each.count / seconds
+            # A root has none: its leaves have.
+            if plan := each.labels["plan"]:
+                series = (owner, f"plan:{plan}")
+                values[series] = values.get(series, 0.0) + each.count / seconds
         for name, value in _quantiles(now.get(_REQUESTS), searches).items():
             values[owner, name] = value
     for each in _grown(before, now, _LEAF_CALLS):

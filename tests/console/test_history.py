@@ -37,8 +37,10 @@ def metric(name: str, *samples: tuple[dict[str, str], float, tuple[int, ...]]) -
     }  # fmt: skip
 
 
-def searched(*buckets: int, code: str = "OK", method: str = "Search") -> dict[str, Metric]:
-    labels = {"method": method, "index": "a", "plan": "exact" if method == "Search" else "", "code": code}
+def searched(
+    *buckets: int, code: str = "OK", method: str = "Search", plan: str = "exact"
+) -> dict[str, Metric]:
+    labels = {"method": method, "index": "a", "plan": plan, "code": code}
     return metric("scannery_request_seconds", (labels, sum(buckets) / 10, buckets))
 
 
@@ -70,6 +72,16 @@ def test_a_point_without_searches_has_no_times_and_the_polls_are_no_requests() -
     assert values["", "requests"] == 0
     assert ("", "p50_ms") not in values
     assert ("", "requests") not in point(None, searched(4, 0, 0, 0), 1.0)
+
+
+def test_times_are_those_of_searches_with_an_answer_also_at_a_root_which_has_no_plans() -> None:
+    values = point(searched(0, 0, 0, 0, plan=""), searched(0, 4, 0, 0, plan=""), 1.0)
+    assert values["index:a", "p99_ms"] == pytest.approx(9.91)
+    assert not [name for _, name in values if name.startswith("plan:")]
+    for change in ({"code": "NOT_FOUND"}, {"method": "Get"}):
+        assert ("", "p50_ms") not in point(
+            searched(0, 0, 0, 0, **change), searched(0, 4, 0, 0, **change), 1.0
+        )
 
 
 def test_counters_that_begin_again_count_from_zero() -> None:

@@ -32,7 +32,7 @@ export function Operations() {
     <${Problem} error=${caller.error} />
     ${caller.value && (caller.value.serverRole === "embedded"
       ? html`<p>The console has opened this store in its own process, which measures nothing. Serve it, and give the console its address:</p>
-          <pre>scannery serve --store STORE --console</pre>`
+          <pre>scannery serve --store STORE --console 127.0.0.1:7090</pre>`
       : caller.admin ? html`<${Measured} key=${`${span} ${index}`} span=${span} index=${index} />`
         : html`<p>What a server measures is for keys with the scope <code>admin</code>; yours has ${caller.value.scopes.join(", ") || "none"}.</p>`)}
     ${caller.value && html`<${Caller} caller=${caller.value} />`}
@@ -101,9 +101,9 @@ function Measured({ span, index }) {
       ${plans.length > 0 && show(`Searches a second by plan ${of}`, plans.map((name) => line(name, owner, name.slice(5))), number)}
       ${!index && show("Requests in flight", [line("in_flight", "", "in flight"), line("in_flight_limit", "", "limit", { isDashed: true })], number)}
       ${index && show("Recall", [line("recall", owner, "now"), line("recall_target", owner, "target", { isDashed: true }), line("recall_effective", owner, "effective target", { isDashed: true })], PERCENT, { low: undefined, from: 1 })}
-      ${index && show("Datapoints in memory, not in segments yet", [line("memory_rows", owner, "in memory")], count)}
+      ${index && show("Datapoints in memory, not in segments yet", [line("memory_rows", owner, "in memory")], count, { least: 1 })}
       ${show(`Memory needed ${of}`, [line("memory_bytes", owner, "needed"), ...(index ? [] : [line("resident_bytes", "", "resident"), line("private_bytes", "", "private"), line("ceiling_bytes", "", "ceiling", { isDashed: true })].filter((each) => each.points.length))], bytes, { isBinary: true })}
-      ${!index && show("Workers", [line("workers", "")], number)}
+      ${!index && show("Workers", [line("workers", "")], count, { least: 1 })}
       ${groups.map((group) => show(`Group ${group.slice(6)} of leaves: calls a second`, [line("calls", group), line("failed", group), line("hedges", group), line("failovers", group)].filter((each) => each.points.length), number))}
       ${groups.map((group) => show(`Group ${group.slice(6)} of leaves: time`, [line("p50_ms", group, "p50"), line("p99_ms", group, "p99")], MS))}
     </div>
@@ -115,7 +115,7 @@ function Measured({ span, index }) {
 
 function Requests({ requests }) {
   return html`<h2>Requests of the last minute or two</h2>
-    ${requests.length === 0 ? html`<p class="dim">none</p>` : html`<div class="scroll"><table><thead><tr><th scope="col">method</th><th scope="col">index</th><th scope="col">plan</th><th scope="col">answer</th>
+    ${requests.length === 0 ? html`<p class="dim">none</p>` : html`<div class="scroll" tabindex="0"><table><thead><tr><th scope="col">method</th><th scope="col">index</th><th scope="col">plan</th><th scope="col">answer</th>
       <th scope="col">per s</th><th scope="col">p50</th><th scope="col">p99</th></tr></thead><tbody>
       ${requests.map((each) => html`<tr><th scope="row">${each.method}</th><td>${each.index}</td><td>${each.plan}</td><td class=${each.code === "OK" ? "" : "problem"}>${each.code}</td>
         <td>${number(each.per_s)}</td><td>${each.p50_ms === undefined ? "–" : MS(each.p50_ms)}</td><td>${each.p99_ms === undefined ? "–" : MS(each.p99_ms)}</td></tr>`)}</tbody></table></div>`}`;
@@ -137,7 +137,7 @@ const SCOPES = {
 function Caller({ caller }) {
   const ends = caller.expiresAt && new Date(caller.expiresAt);
   return html`<h2>You</h2>
-    <div class="scroll"><table><tbody>
+    <div class="scroll" tabindex="0"><table><tbody>
       <tr><th scope="row">name</th><td><bdi>${caller.name}</bdi>${!caller.asksForCredentials && html` <span class="dim">– the server asks nobody for a key</span>`}</td></tr>
       ${Object.entries(SCOPES).map(([scope, what]) => html`<tr><th scope="row">${scope}</th><td>${caller.scopes.includes(scope) ? html`yes: ${what}` : html`<span class="dim">no: ${what}</span>`}</td></tr>`)}
       <tr><th scope="row">indexes</th><td>${caller.allIndexes ? "all" : caller.indexes.join(", ") || "none"}</td></tr>

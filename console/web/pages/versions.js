@@ -65,12 +65,12 @@ export function Versions() {
     </div>
     ${listed && html`<div class="scroll"><table class="list"><thead><tr><th scope="col">compare</th><th scope="col" class="number">version</th><th scope="col">published</th><th scope="col">made by</th>
       <th scope="col" class="number">datapoints</th><th scope="col" class="number">segments</th><th scope="col" class="number">size</th><th scope="col">recall</th>${caller.admin && html`<th scope="col"><span class="hidden">go back</span></th>`}</tr></thead>
-      <tbody>${versions.map((each) => html`<${Row} key=${each.version} version=${each} isChosen=${chosen.includes(each.version)} onChoose=${choose} onBack=${caller.admin && (() => setBack(each.version))} />`)}</tbody></table></div>
+      <tbody>${versions.map((each) => html`<${Row} key=${each.version} version=${each} isChosen=${chosen.includes(each.version)} onChoose=${choose} onBack=${caller.admin && (() => setBack({ to: each.version, current, versions }))} />`)}</tbody></table></div>
       ${listed.hasMore && html`<button onClick=${() => setPages(pages + 1)}>older versions</button>`}
       <p class="dim small">Size: of all files of a version; versions share files. ${index && Number(index.memoryRows) > 0 && html`Beside the current version, ${count(index.memoryRows)} datapoints are in memory.`}</p>`}
     <${Chosen} key=${chosen.join("~")} name=${name} numbers=${chosen} index=${index} live=${live[name] ?? null} />
-    ${back && html`<${Back} name=${name} to=${back} current=${current} versions=${versions} memoryRows=${Number(index?.memoryRows ?? 0)} onClose=${() => setBack(null)}
-      onDone=${(version) => { made.current = version; setBack(null); setDone(`Version ${version} has the content of version ${back}.`); setParams({ v: "" }, { replace: true }); again(); askIndex(); }} />`}
+    ${back && html`<${Back} name=${name} ...${back} memoryRows=${Number(index?.memoryRows ?? 0)} onClose=${() => setBack(null)}
+      onDone=${(version) => { made.current = version; setBack(null); setDone(`Version ${version} has the content of version ${back.to}.`); setParams({ v: "" }, { replace: true }); again(); askIndex(); }} />`}
   </main>`;
 }
 
@@ -103,7 +103,7 @@ function Chosen({ name, numbers, index, live }) {
 function Specs({ first, second }) {
   const rows = differences(first.spec, second.spec);
   return html`<h2>Difference of the specs</h2>
-    ${rows.length === 0 ? html`<p>Both versions have the same spec.</p>` : html`<div class="scroll"><table><thead><tr><th scope="col">key</th><th scope="col">version ${first.version}</th><th scope="col">version ${second.version}</th></tr></thead>
+    ${rows.length === 0 ? html`<p>Both versions have the same spec.</p>` : html`<div class="scroll" tabindex="0"><table><thead><tr><th scope="col">key</th><th scope="col">version ${first.version}</th><th scope="col">version ${second.version}</th></tr></thead>
       <tbody>${rows.map(([key, a, b]) => html`<tr><th scope="row"><code>${key}</code></th><td class="changed">${a ?? html`<span class="dim">not set</span>`}</td><td class="changed">${b ?? html`<span class="dim">not set</span>`}</td></tr>`)}</tbody></table></div>`}`;
 }
 
@@ -118,6 +118,7 @@ function OnQuestions({ name, versions }) {
     <p>On the questions that people ask now: <code>scannery serve … --traffic-share 0.2 --traffic-text --shadow ${name}=${branches[0]}</code>, then <code>scannery log shadow</code>.</p>`;
 }
 
+/** The question before the way back. `current`, `versions`: as they were when it was asked. */
 function Back({ name, to, current, versions, memoryRows, onClose, onDone }) {
   const [typed, setTyped] = useState("");
   const [error, setError] = useState(null);

@@ -37,9 +37,9 @@ export function Curves({ versions, served, live }) {
     const at = live && vectors === "" && version === served && curve ? between(curve.points, live.effective, x) : null;
     return at === null ? inUse : [...inUse, { x: at, y: live.now, error: live.error, line: 3, title: `live: ${percent(live.now)} ± ${percent(live.error)}` }];
   });
-  const lines = shown.map(({ version, curve }, i) => {
+  const lines = shown.map(({ version, curve, recall }, i) => {
     const dots = (curve?.points ?? []).map((point) => [x(point), point.recall]);
-    return { name: `version ${version}`, isDashed: i > 0, dots, points: isByTarget ? dots : frontier(curve?.points ?? []) };
+    return { name: `version ${version}`, value: vectors === "" ? recall?.measured : undefined, isDashed: i > 0, dots, points: isByTarget ? dots : frontier(curve?.points ?? []) };
   });
   return html`<div class="line">
       <label>over <select value=${isByTarget ? "" : "time"} onChange=${(e) => setParams({ x: e.target.value }, { replace: true })}><option value="">target recall</option><option value="time">time of a query on one core</option></select></label>
@@ -47,7 +47,7 @@ export function Curves({ versions, served, live }) {
     </div>
     <${Chart} title="Recall" lines=${lines} marks=${marks} shown=${percent} shownX=${isByTarget ? percent : (us) => `${number(us)} µs`} rowTitle=${isByTarget ? "target" : "µs"}>
       <p class="small dim">◯ settings in use${marks.some(({ line }) => line === 3) ? `; violet: what live queries had lately, ${percent(live.now)} ± ${percent(live.error)}, with a target of ${percent(live.effective)} to reach ${percent(live.target)}` : ""}.</p>
-      <details class="small"><summary>as a table</summary><div class="scroll"><table><thead><tr><th scope="col">version</th><th scope="col">target</th><th scope="col">recall</th><th scope="col">time</th><th scope="col">leaves</th><th scope="col">searched exactly</th></tr></thead>
+      <details class="small"><summary>as a table</summary><div class="scroll" tabindex="0"><table><thead><tr><th scope="col">version</th><th scope="col">target</th><th scope="col">recall</th><th scope="col">time</th><th scope="col">leaves</th><th scope="col">searched exactly</th></tr></thead>
         <tbody>${shown.flatMap(({ version, curve }) => (curve?.points ?? []).map((point) => html`<tr><th scope="row">${version}</th><td>${percent(point.target)}</td><td>${percent(point.recall)} ± ${percent(point.error)}</td>
           <td>${number(point.queryUs)} µs</td><td>${count(point.leaves)}</td><td>${count(point.exactRows)} datapoints</td></tr>`))}</tbody></table></div></details>
     <//>
