@@ -38,7 +38,7 @@ class ConsolePlugin(Plugin):
 
 
 def _serve(config: ListenConfig, ready: Callable[[], None]) -> None:
-    from scannery.cli.commands.servers.console import run_console
+    from scannery.cli.commands.servers.console import judgement_sets, run_console
     from scannery.console.config import ConsoleConfig
 
     assert isinstance(config, ServerConfig)  # `wanted` says so
@@ -49,6 +49,7 @@ def _serve(config: ListenConfig, ready: Callable[[], None]) -> None:
         port=port,
         names=config.http_hosts,
         behind_tls=config.security.behind_tls,
+        judgements=judgement_sets(),
     )
 
     def tell(url: str) -> None:

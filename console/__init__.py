@@ -9,5 +9,7 @@ pages.py         the files of the page and the headers that bind it
 gateway/         messages of the wire contract as JSON, passed on to the SDK's transport
 files/           files dropped on an index: uploads, jobs that write them; rows as a file
 history/         what the server measured of itself while somebody looked
+judgement_sets.py what the page needs of judgement sets, which another room keeps
+judging/         calls about them
 web/             the page: ES modules that are served as they are
 """

@@ -25,6 +25,7 @@ from scannery.console.files.uploads import Uploads
 from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, Gateway, json_answer, json_body
 from scannery.console.gateway.messages import METHODS, error_answer
 from scannery.console.history.calls import History
+from scannery.console.judging.endpoints import Judging
 from scannery.console.pages import HEADERS, index_page, web_file
 from scannery.console.sessions import Session, Sessions
 from scannery.runtime.asgi_server import listener_on, serve_asgi
@@ -95,6 +96,7 @@ def application(
         *files.routes(),
         Route("/history", history.answer, methods=["POST"]),
         *(Route(path, gateway.call, methods=["POST"]) for path in METHODS),
+        *Judging(transport, config.judgements).routes(),
         Route("/web/{path:path}", web_file),
         Route("/", index_page),
         Route("/ops", index_page),

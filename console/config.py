@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from scannery.console.judgement_sets import JudgementSets
 from scannery.runtime.asgi_server import ConnectionLimits
 
 __all__ = ["ConsoleConfig"]
@@ -37,6 +38,8 @@ class ConsoleConfig:
     """Key or token of the console, which sessions of its printed code have; empty: none."""
     typed_searches: int = 1
     """Number of searches as one types that run at once, of all sessions; further ones wait."""
+    judgements: JudgementSets
+    """Judgement sets of this machine."""
     calls: int = 64
     """Number of calls that are answered at once; further ones wait."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)

@@ -10,7 +10,7 @@ Judgements, by their content:
 
 Columns are separated by tabs, or by blanks.
 
-A file of judgements that grows while a person judges: every line is synced at once, and the last can be undone.
+A file of judgements that grows while people judge: every line is synced at once, and the last can be undone.
 
 The format is that of the lines it has; a new file gets it from its name: `.jsonl` JSON lines, `.trec` and `.qrels`
 TREC's, others BEIR's table with a header.
@@ -31,8 +31,9 @@ import os
 import random
 import re
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +56,7 @@ __all__ = [
     "Source",
     "derive_queries",
     "judgements_of",
+    "judgements_so_far",
     "query_id_of",
     "read_judgement_lines",
     "read_judgements",
@@ -154,21 +156,55 @@ def read_judgement_lines(path: str | Path) -> list[Judgement]:
         CollectionError: the file has no judgements, or a line has none of the forms; the message names the line.
 
     """
-    judgements: list[Judgement] = []
-    for location, line in _lines(Path(path), "qrels"):
-        if line.lstrip().startswith("{"):
-            judgements.append(_judgement_in_json(location, line))
-            continue
-        cells = line.split("\t") if line.count("\t") >= 2 else line.split()
-        cells = [cell.strip() for cell in cells]
-        if not judgements and cells[0].lower() in _QUERY_KEYS:  # the header
-            continue
-        if len(cells) not in (3, 4):
-            raise _wrong("qrels", location, f"must have 3 or 4 columns, got {len(cells)}")
-        judgements.append(Judgement(cells[0], cells[-2], _level(location, cells[-1])))
+    judgements = [
+        judgement
+        for _, judgement in _parsed_lines(_lines(Path(path), "qrels"))
+        if isinstance(judgement, Judgement)
+    ]
     if not judgements:
         raise CollectionError(f"qrels: {path} has no judgements", field="qrels")
     return judgements
+
+
+def judgements_so_far(path: str | Path) -> Judgements:
+    """Return the judgements of a file that may be added to meanwhile: none if it does not exist or is empty.
+
+    A last line without its line feed is unfinished, and does not count.
+
+    Raises:
+        InputNotFoundError, CollectionError: as `read_judgement_lines`.
+
+    """
+    if not Path(path).exists():
+        return {}
+    lines = _lines(Path(path), "qrels", finished=True)
+    return judgements_of(
+        judgement for _, judgement in _parsed_lines(lines) if isinstance(judgement, Judgement)
+    )
+
+
+def _parsed_lines(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Judgement | None]]:
+    """Yield each line with its judgement; a header has none."""
+    begun = False
+    for location, line in lines:
+        judgement = None if not begun and _is_header(line) else _parsed(location, line)
+        begun = begun or judgement is not None
+        yield line, judgement
+
+
+def _is_header(line: str) -> bool:
+    cells = _cells(line)
+    # A query may have the name of a column.
+    return cells[0].lower() in _QUERY_KEYS and not cells[-1].lstrip("-").isdecimal()
+
+
+def _parsed(location: str, line: str) -> Judgement:
+    if line.lstrip().startswith("{"):
+        return _judgement_in_json(location, line)
+    cells = _cells(line)
+    if len(cells) not in (3, 4):
+        raise _wrong("qrels", location, f"must have 3 or 4 columns, got {len(cells)}")
+    return Judgement(cells[0], cells[-2], _level(location, cells[-1]))
 
 
 def _judgement_in_json(location: str, line: str) -> Judgement:
@@ -202,15 +238,15 @@ def _object(field: str, location: str, line: str) -> dict[str, Any]:
     return record
 
 
-def _lines(path: Path, field: str) -> list[tuple[str, str]]:
-    """Return the lines that are not blank, with their places."""
+def _lines(path: Path, field: str, *, finished: bool = False) -> list[tuple[str, str]]:
+    """Return the lines that are not blank, with their places; `finished`: those with a line feed."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CollectionError(f"{field}: {path} is not UTF-8", field=field) from error
     except OSError as error:
         raise InputNotFoundError(f"{field}: cannot read {path}: {error.strerror}", field=field) from error
-    lines = enumerate(text.split("\n"), 1)
+    lines = enumerate(text.split("\n")[: -1 if finished else None], 1)
     return [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
 
 
@@ -222,6 +258,8 @@ Format = Literal["beir", "trec", "jsonl"]
 _FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".trec": "trec", ".qrels": "trec"}
 _COLUMNS = {"beir": 3, "trec": 4}
 _HEADER = "query-id\tcorpus-id\tscore\n"
+LOCK_TRY_S = 0.01
+"""Seconds between two tries for a lock: the system's own waiting has no deadline."""
 
 
 class JudgementFile:
@@ -231,6 +269,7 @@ class JudgementFile:
 
     Args:
         path: created if it does not exist.
+        wait_s: how long to wait for another process that judges into it.
 
     Attributes:
         judgements: all of them by query and document.
@@ -242,11 +281,10 @@ class JudgementFile:
 
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, wait_s: float = 0.0) -> None:
         self.path = Path(path)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file = _opened(self.path, wait_s)
         try:
-            self._lock()
             self._format = self._found_format()
             self.repaired = self._repair()
             self.judgements: Judgements = judgements_of(self._read())
@@ -278,6 +316,50 @@ class JudgementFile:
         self.judgements.setdefault(query_id, {})[document_id] = level
         self._added.append((end, judgement, before))
 
+    def replace(self, query_id: str, document_id: str, level: int | None) -> None:
+        """Give a pair one line with this level; None: no line. It is on the disk when this returns.
+
+        Another file takes the name, so that readers see all of the former or all of the new one; `undo` reaches back to
+        this.
+
+        Raises:
+            CollectionError, OSError: as `add`.
+
+        """
+        if document_id not in self.judgements.get(query_id, {}):
+            if level is not None:
+                self.add(query_id, document_id, level)
+            return
+        pair = (query_id, document_id)
+        lines = [
+            f"{line}\n"
+            for line, judgement in _parsed_lines(_lines(self.path, "output"))
+            if judgement is None or judgement[:2] != pair
+        ]
+        if level is not None:
+            lines.append(self._line(Judgement(query_id, document_id, level)))
+        path = self.path.resolve()
+        new_path = path.with_name(f".{path.name}.new")
+        new = os.open(new_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            # Whoever waits for the former file finds this one locked, too.
+            fcntl.flock(new, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(new, os.fstat(self._file).st_mode & 0o777)
+            _write_all(new, "".join(lines).encode())
+            os.fsync(new)
+            new_path.replace(path)
+        except BaseException:
+            os.close(new)
+            raise
+        sync_folder(path.parent)
+        os.close(self._file)
+        self._file = new
+        self._added.clear()
+        if level is None:
+            del self.judgements[query_id][document_id]
+        else:
+            self.judgements[query_id][document_id] = level
+
     def undo(self) -> Judgement | None:
         """Take back the last judgement that was added since the file was opened; None if there is none."""
         if not self._added:
@@ -303,14 +385,6 @@ class JudgementFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CollectionError(
-                f"output: another process is judging into {self.path}", field="output"
-            ) from error
 
     def _repair(self) -> bool:
         """Complete or remove a last line without its line feed: a write was interrupted, or an editor left it out."""
@@ -375,14 +449,45 @@ class JudgementFile:
         if self._format == "jsonl":
             record = {"query-id": query_id, "corpus-id": document_id, "score": level}
             return json.dumps(record, ensure_ascii=False) + "\n"
-        for name in (query_id, document_id):
-            if not name.strip() or any(char in name for char in "\t\r\n"):
-                raise CollectionError(
-                    f"output: {self.path} cannot hold the id {name!r:.80}; a name that ends with .jsonl can",
-                    field="output",
-                )
+        # Readers cut blanks off, and take a line that begins with a brace for JSON.
+        names = [name for name in (query_id, document_id) if _is_odd(name)]
+        names += [query_id] if query_id.startswith("{") else []
+        if names:
+            raise CollectionError(
+                f"output: {self.path} cannot hold the id {names[0]!r:.80}; a name that ends with .jsonl can",
+                field="output",
+            )
         middle = ("0", document_id) if self._format == "trec" else (document_id,)
         return "\t".join((query_id, *middle, str(level))) + "\n"
+
+
+def _is_odd(name: str) -> bool:
+    return not name or name != name.strip() or any(char in name for char in "\t\r\n\ufeff")
+
+
+def _opened(path: Path, wait_s: float) -> int:
+    """Return the file, locked for this process."""
+    until_s = time.monotonic() + wait_s
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process may have given the name to another file since it was opened.
+            if os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        except BlockingIOError as error:
+            if time.monotonic() >= until_s:
+                os.close(file)
+                raise CollectionError(
+                    f"output: another process is judging into {path}", field="output"
+                ) from error
+            time.sleep(LOCK_TRY_S)
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -391,7 +496,8 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _cells(line: str) -> list[str]:
-    return line.strip().split("\t") if line.count("\t") >= 2 else line.split()
+    cells = line.split("\t") if line.count("\t") >= 2 else line.split()
+    return [cell.strip() for cell in cells]
 
 
 Source = Literal["title", "sentence"]

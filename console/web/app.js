@@ -12,6 +12,7 @@ import { Link, address, go, route } from "./route.js";
 /** The pages of an index by their place in the address: what loads them, and the letter after `g`. */
 const PAGES = {
   search: { title: "Search", letter: "s", load: async () => Search },
+  judge: { title: "Judge", letter: "j", load: async () => (await import("./pages/judge.js")).Judge },
   data: { title: "Data", letter: "d", load: async () => (await import("./pages/data.js")).Data },
   versions: { title: "Versions", letter: "v", load: async () => (await import("./pages/versions.js")).Versions },
 };

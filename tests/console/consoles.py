@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx2
 
+from scannery.cli.commands.servers.console import judgement_sets
 from scannery.cli.console_files import file_formats
 from scannery.client import aio
 from scannery.console.application import serve_console
@@ -24,6 +26,8 @@ START_S = 60.0
 @contextmanager
 def console_on(location: str | Path, **options: Any) -> Iterator[str]:
     """Serve a console on a target or a store, and give the address that it prints."""
+    folder = tempfile.TemporaryDirectory()
+    options = {"judgements": judgement_sets(Path(folder.name)), **options}
     config = ConsoleConfig(title=str(location), **options)
     connection: dict[str, Any] = {"token": caller_secret} if config.takes_keys else {}
     address: Future[str] = Future()
@@ -48,6 +52,7 @@ def console_on(location: str | Path, **options: Any) -> Iterator[str]:
         thread.join(timeout=START_S)
         assert not thread.is_alive()
         loop.close()
+        folder.cleanup()
 
 
 def browser_on(address: str) -> httpx2.Client:

@@ -19,8 +19,12 @@ from scannery.client.transport.credentials import ConnectOptions
 
 if TYPE_CHECKING:
     from scannery.console.config import ConsoleConfig
+    from scannery.evaluation.judging.sets import JudgementSets
 
-__all__ = ["console", "run_console"]
+__all__ = ["console", "judgement_sets", "run_console"]
+
+JUDGEMENTS = Path("judgements")
+"""Folder of judgement sets, unless another is chosen."""
 
 
 def console(
@@ -45,6 +49,12 @@ def console(
             help="Searches as people type that run at once, of all who use the page.",
         ),
     ] = 1,
+    judgements: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER", help="Questions and judgements of the page; made when the first is saved."
+        ),
+    ] = JUDGEMENTS,
     tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Certificate of the page, PEM.")] = "",
     tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its private key, PEM.")] = "",
     behind_tls: Annotated[
@@ -78,6 +88,7 @@ def console(
         takes_keys=store is None and not options.get("cert"),
         secret=secret,
         typed_searches=typing,
+        judgements=judgement_sets(judgements),
     )
     is_local = _is_loopback(config.host)
 
@@ -92,6 +103,13 @@ def console(
             "something in front that ends TLS, and give --behind-tls"
         )
     asyncio.run(run_console(location, options, config, tell, needs_keys=not is_local))
+
+
+def judgement_sets(folder: Path = JUDGEMENTS) -> JudgementSets:
+    """Return the judgement sets of a folder, which is made when the first question is saved."""
+    from scannery.evaluation.judging.sets import JudgementSets
+
+    return JudgementSets(folder)
 
 
 async def run_console(

@@ -3,6 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { awaySince, call, isOvertaken, returns } from "../calls.js";
 import { useKeys } from "../keys.js";
+import { AskName, JudgeQuestion, LEVELS, Levels, useSearchMarks } from "../judge/marking.js";
 import { Dialog } from "../parts/dialog.js";
 import { PRESETS, copies, formatColumns, messageOf, nameOf, parseColumns } from "../parts/columns.js";
 import { Facets, FilterBar, parseWhere, useFilter } from "../parts/filters.js";
@@ -72,7 +73,10 @@ export function Search({ session }) {
     setChosen(next);
     requestAnimationFrame(() => document.querySelector(".hit.chosen")?.scrollIntoView({ block: "nearest" }));
   };
-  const chosenId = hitsOf(chosen.column)[chosen.rank]?.datapoint.id;
+  const chosenHit = hitsOf(chosen.column)[chosen.rank];
+  const chosenId = chosenHit?.datapoint.id;
+  const documentOf = (datapoint) => datapoint.documentId || datapoint.id;
+  const marks = useSearchMarks(name, like ? "" : (params.get("q") ?? "").trim());
   const ask = (id, column) => setParams({ why: id, wc: column || "" });
   const why = params.get("why"), whyColumn = columns[Number(params.get("wc")) || 0] ?? columns[0];
   const moreLike = (id) => id && setParams({ q: "", like: id, why: "" });
@@ -89,6 +93,7 @@ export function Search({ session }) {
     n: ["why is something not there", () => ask("?", chosen.column)],
     f: ["filter", () => document.getElementById("filter")?.click()],
     c: ["copy the search", () => setCopied(0)],
+    ...Object.fromEntries(LEVELS.map((level, i) => [String(i), [level, () => (chosenHit && marks.mark ? marks.mark(documentOf(chosenHit.datapoint), i) : false)]])),
   });
   const [copied, setCopied] = useState(null);
   const requestOf = (column) => ({
@@ -111,6 +116,7 @@ export function Search({ session }) {
         ${Object.entries(index?.attributes ?? {}).filter(([, type]) => !/LIST|GEO/.test(type)).map(([each]) => html`<option value=${each}>${each}</option>`)}
       </select></label>
     </form>
+    <${JudgeQuestion} index=${name} marks=${marks} c=${params.get("c")} />
     <${FilterBar} where=${where} error=${wrong ? { message: `where ${wrong}` } : filter.error} onChange=${setWhere} />
     <${Problem} error=${error} />
     ${index && !canText && html`<p class="problem">This index has neither an encoder nor words, so it cannot be asked by text: choose “more like this” on a datapoint.</p>`}
@@ -127,6 +133,7 @@ export function Search({ session }) {
           ready=${(text.trim() || like) && !filter.busy && !filter.error && !wrong} stage=${stage} entered=${entered} isLike=${Boolean(like)} index=${index}
           keep=${(answer) => { answers.current[i] = answer; if (i === 0) setFirstRanks(new Map(answer.hits.map((hit, rank) => [hit.datapoint.id, rank + 1]))); }}
           firstRanks=${firstRanks} chosen=${chosen.column === i ? chosen.rank : -1} open=${open} template=${templates} where=${where}
+          levels=${({ datapoint }) => marks.mark && html`<${Levels} level=${marks.documents[documentOf(datapoint)]?.level} label=${datapoint.title || datapoint.id} onMark=${(level) => marks.mark(documentOf(datapoint), level)} />`}
           onValue=${(attribute, value) => setWhere(withValue(where, attribute, value))}
           onWhere=${setWhere} onLike=${moreLike} onWhy=${(id) => ask(id, i)} onOpen=${(id) => setOpen(open === id ? "" : id)} onCopy=${() => setCopied(i)}
           onColumn=${(changed) => setColumns((all) => (changed ? all.map((c, n) => (n === i ? changed : c)) : all.filter((_, n) => n !== i)))} single=${columns.length === 1} />`)}
@@ -135,6 +142,7 @@ export function Search({ session }) {
       </div>
     </div>
     ${why && (text.trim() || like) && html`<${Why} request=${requestOf(whyColumn)} id=${why === "?" ? "" : why} columnName=${nameOf(whyColumn)} onPick=${(id) => setParams({ why: id }, { replace: true })} onClose=${() => setParams({ why: "", wc: "" })} />`}
+    <${AskName} />
     ${copied !== null && html`<${Copies} onClose=${() => setCopied(null)} ...${copies({ target: session.target, index: name, query: text, like, column: columns[copied] ?? columns[0], where, k, group, request: requestOf(columns[copied] ?? columns[0]) })} />`}
   </main>`;
 }
@@ -168,7 +176,7 @@ function useAnswer(request, { phase, view, entered, keep, withSentences }) {
   return state;
 }
 
-function Column({ place, isShown, column, request, ready, stage, entered, isLike, index, keep, firstRanks, chosen, open, template, where, onValue, onWhere, onLike, onWhy, onOpen, onCopy, onColumn, single }) {
+function Column({ levels, place, isShown, column, request, ready, stage, entered, isLike, index, keep, firstRanks, chosen, open, template, where, onValue, onWhere, onLike, onWhy, onOpen, onCopy, onColumn, single }) {
   // The first column answers each key; the others, and what takes long, wait for a rest.
   const reached = column.rerank ? (stage === FULL ? FULL : 0) : Math.max(stage, place === 0 ? LIGHT : 0);
   const withSentences = Boolean(index?.encoder) && column.mode !== "lexical";
@@ -190,7 +198,7 @@ function Column({ place, isShown, column, request, ready, stage, entered, isLike
       const { id } = hit.datapoint;
       return html`<${Hit} key=${id} hit=${hit} rank=${i + 1} template=${template} open=${open === id} chosen=${chosen === i} onValue=${onValue}
         move=${place > 0 && html`<${Move} from=${firstRanks.get(id)} to=${i + 1} />`}
-        actions=${html`<button class="quiet" onClick=${() => onWhy(id)}>why</button><button class="quiet" onClick=${() => onLike(id)}>more like this</button><button class="quiet" aria-expanded=${open === id} onClick=${() => onOpen(id)}>${open === id ? "less" : "all"}</button>`} />`;
+        actions=${html`${levels(hit)} <button class="quiet" onClick=${() => onWhy(id)}>why</button><button class="quiet" onClick=${() => onLike(id)}>more like this</button><button class="quiet" aria-expanded=${open === id} onClick=${() => onOpen(id)}>${open === id ? "less" : "all"}</button>`} />`;
     })}</ol>
     ${place === 0 && html`<p class="hidden" role="status">${!busy && answer && ready ? `${hits.length} hits${hits[0] ? `, the first: ${hits[0].datapoint.title || hits[0].datapoint.id}` : ""}` : ""}</p>`}
   </section>`;

@@ -1,0 +1,1 @@
+"""Judging: sets of questions, who marks what, and how well columns answer them."""
