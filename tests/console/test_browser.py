@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -270,3 +271,20 @@ def test_a_key_that_ends_a_server_that_leaves_and_a_version_that_comes(
                 page.keyboard.press("Enter")
                 expect(page.locator(".hit")).to_have_count(10)
                 expect(page.locator(".banner")).to_have_count(0)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("SCANNERY_SCREENSHOTS"),
+    reason="SCANNERY_SCREENSHOTS=FOLDER writes those of the documents",
+)
+def test_the_screenshots_of_the_documents_are_taken(browser: Browser, address: str):
+    folder = Path(os.environ["SCANNERY_SCREENSHOTS"])
+    question = f"q={quote(QUESTION)}"
+    for name, path in {
+        "search": f"/i/podcasts/search?{question}&c=auto~dense~lexical",
+        "why": f"/i/podcasts/search?{question}&why=hedgerow-002",
+    }.items():
+        with page_of(browser, f"{address}{path}") as page:
+            page.wait_for_load_state("networkidle")
+            settled(page)
+            page.screenshot(path=folder / f"console-{name}.png")

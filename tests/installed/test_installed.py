@@ -30,8 +30,9 @@ ANSWERS = {
 OPTIONAL = {
     "scannery.bridges.beam_rag.enrichment": "google.api_core",
     "scannery.bridges.mcp.": "'mcp",
-    "scannery.bridges.mcp.http": "'uvicorn'",
+    "scannery.console.": "No module named",
     "scannery.live.log.postgres.": "psycopg",
+    "scannery.runtime.asgi_server": "No module named",
 }
 """Modules that others import when they are needed, after a look for the package of an extra."""
 IMPORTS = """

@@ -45,7 +45,7 @@ export function clock(seconds) {
 }
 
 /** Returns a number with three digits that count. */
-export const number = (value) => (value == null ? "–" : Number(value).toPrecision(3).replace(/\.?0+$/, (z) => (z.includes(".") ? "" : z)));
+export const number = (value) => (value == null ? "–" : String(Number(Number(value).toPrecision(3))));
 
 /** Returns a count with separators. */
 export const count = (value) => Number(value ?? 0).toLocaleString("en");

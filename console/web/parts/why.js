@@ -57,7 +57,7 @@ function Answer({ answer, id, columnName }) {
       : html`No hit of “${columnName}”${answer.rank ? `; its rank is ${count(answer.rank)}` : ""}.`}
       ${answer.remedy && html`<span class="remedy">What would make it one: <b>${answer.remedy}</b></span>`}</p>
     <ol class="ladder">${steps(answer, reason)}</ol>
-    ${answer.hit?.features && html`<${Features} values=${answer.hit.features.values} weights=${answer.search?.ranker?.weights} model=${answer.search?.ranker?.model} />`}
+    ${answer.hit?.features && answer.search?.ranker && html`<${Features} values=${answer.hit.features.values} weights=${answer.search?.ranker?.weights} model=${answer.search?.ranker?.model} />`}
     ${answer.search && html`<${Plan} search=${answer.search} answer=${answer} />`}`;
 }
 
