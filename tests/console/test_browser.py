@@ -225,6 +225,19 @@ def test_every_field_of_a_corpus_may_be_hostile(browser: Browser, address: str):
         assert page.locator(".hit img, .hit script").count() == 0
         page.locator(".hit").first.get_by_role("button", name="why").click()
         expect(page.locator(".drawer")).to_contain_text("By words")
+        page.get_by_role("button", name="Close").click()
+        page.get_by_role("button", name="judge this question").click()
+        hits = page.locator(".asked .hit")
+        expect(hits).to_have_count(len(HOSTILE))
+        page.keyboard.press("3")
+        page.get_by_label("Your name").fill(HOSTILE[0])
+        page.keyboard.press("Enter")
+        for place in range(1, len(HOSTILE)):
+            expect(page.get_by_text("saving …")).to_have_count(0)
+            expect(hits.nth(place - 1).locator("[aria-pressed=true]")).to_have_text("3")
+            page.keyboard.press("3")
+        expect(page.locator("table.measures")).to_contain_text("nDCG@10")
+        assert page.locator("main img, main script").count() == 0
 
 
 def test_a_key_that_ends_a_server_that_leaves_and_a_version_that_comes(

@@ -103,6 +103,7 @@ def test_a_second_person_disagrees_on_a_phone(browser: Browser, address: str, fo
         page.reload()
         page.get_by_text("1 of 1 hits with several people's marks differ").click()
         assert barriers(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     assert read_judgements(folder / "podcasts" / "second" / "qrels.tsv") == {question: {first: 0, second: 2}}
 
 
@@ -126,7 +127,7 @@ def test_a_question_of_a_search_is_judged(browser: Browser, address: str, folder
 
 
 def test_marks_that_are_not_saved_are_told_and_saved_again(browser: Browser, address: str, folder: Path):
-    (question,) = judgement_sets(folder).add("podcasts", "third", "a.txt", QUESTIONS[0]).ids
+    question, _ = judgement_sets(folder).add("podcasts", "third", "a.txt", "\n".join(QUESTIONS[:2])).ids
     with page_of(browser, f"{address}/i/podcasts/judge/third?depth=2&c=dense") as page:
         hits = page.locator(".asked .hit")
         expect(hits).to_have_count(2)
@@ -135,8 +136,12 @@ def test_marks_that_are_not_saved_are_told_and_saved_again(browser: Browser, add
         expect(hits.first.locator("[aria-pressed=true]")).to_have_text("1")
         page.route("**/judgements/mark", lambda route: route.abort())
         page.keyboard.press("2")
+        expect(page.get_by_role("heading", name=QUESTIONS[1])).to_be_visible()
         expect(page.get_by_text("1 marks are not saved")).to_be_visible()
         page.unroute("**/judgements/mark")
+        # The page asks anew when the console is back, and stays at the question.
+        expect(page.get_by_text("The server has been away")).to_have_count(0)
         page.get_by_role("button", name="Try again").click()
+        page.keyboard.press("p")
         expect(hits.nth(1).locator("[aria-pressed=true]")).to_have_text("2")
     assert sorted(read_judgements(folder / "podcasts" / "third" / "qrels.tsv")[question].values()) == [1, 2]

@@ -59,9 +59,10 @@ export function AskName() {
   <//>`;
 }
 
-/** Forgets the name that a person has typed. */
+/** Says whose marks are made here; a name that a person has typed can be forgotten. */
 export function Name() {
-  if (keyName.value || !person.value) return null;
+  if (keyName.value) return html`<span class="small dim">marks of <bdi>${keyName.value}</bdi></span>`;
+  if (!person.value) return null;
   const forget = () => localStorage.setItem("person", (person.value = ""));
   return html`<span class="small dim">marks of <bdi>${person.value}</bdi> <button class="quiet" onClick=${forget}>not you?</button></span>`;
 }

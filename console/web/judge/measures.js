@@ -72,7 +72,8 @@ function Interval({ mean, low, high }) {
 
 function Difference({ low, high, mean }) {
   const isChance = low <= 0 && high >= 0;
-  return html`<div class="small ${isChance ? "dim" : mean > 0 ? "better" : "worse"}" title="against the first column, on the same questions: ${signed(low)} to ${signed(high)}">${signed(mean)} ${isChance ? "chance?" : mean > 0 ? "better" : "worse"}</div>`;
+  const verdict = low === 0 && high === 0 ? "equal" : isChance ? "chance?" : mean > 0 ? "better" : "worse";
+  return html`<div class="small ${isChance ? "dim" : mean > 0 ? "better" : "worse"}" title="against the first column, on the same questions: ${signed(low)} to ${signed(high)}">${signed(mean)} ${verdict}</div>`;
 }
 
 function Table({ measured, columns }) {
@@ -127,7 +128,7 @@ export function Measures({ index, set, columns, questions, contents, onShow, cha
       <button class="quiet" disabled=${busy !== null || !relevant} onClick=${again}>measure again</button></header>
     ${!relevant && html`<p class="dim">Measured as soon as a hit has a mark above 0.</p>`}
     <p class="small dim" role="status">${busy || ""}</p><${Problem} error=${error} />
-    ${value && html`<p class="small dim">${count(value.questions)} questions with a relevant hit; 95 % intervals${value.questions < FEW ? `. With fewer than ${FEW}, differences are mostly chance` : ""}.</p>
+    ${value && html`<p class="small dim">${count(value.questions)} questions with a relevant hit; 95 % intervals${value.questions < FEW ? `. With fewer than ${FEW}, small differences do not show` : ""}.</p>
       <${Table} measured=${value} columns=${columns} /><${Worst} index=${index} measured=${value} columns=${columns} onShow=${onShow} />`}
     <${Disputes} contents=${contents} questions=${questions} onShow=${onShow} />
     <details><summary>Files</summary><p class="small">Each mark is in them at once.</p><pre>${contents.queries}

@@ -87,12 +87,13 @@ function JudgedSet({ index, set }) {
   const state = useSet(name, set, at);
   const { contents, marks } = state;
   const questions = useMemo(() => withCounts(contents.value?.questions ?? [], at, marks), [contents.value, at, marks]);
-  useEffect(() => setCurrent(name, set), [name, set]);
+  useEffect(() => void (contents.value && setCurrent(name, set)), [name, set, contents.value]);
   // A second opinion needs to know whose marks are one's own.
   useEffect(() => void learnJudge(name).catch(() => {}), [name, returns.value]);
   // Without a question in the address: the first one that nobody has judged.
   useEffect(() => {
-    if (contents.value && !wish) setFirst((contents.value.questions.find(({ judged }) => !judged) ?? contents.value.questions[0])?.id ?? null);
+    const all = contents.value?.questions;
+    if (all && !wish) setFirst((before) => (all.find(({ id }) => id === before) ?? all.find(({ judged }) => !judged) ?? all[0])?.id ?? null);
   }, [contents.value, wish]);
 
   const place = questions.findIndex(({ id }) => id === at);
@@ -106,6 +107,10 @@ function JudgedSet({ index, set }) {
     if (next) show(next.id);
     state.saved().then(contents.again);
   };
+  const again = () => {
+    state.again();
+    state.saved().then(contents.again);
+  };
   const undo = async () => {
     const last = await state.undo();
     if (last) show(last.question, last.document);
@@ -115,7 +120,7 @@ function JudgedSet({ index, set }) {
       <span class="dim">${count(judged)} of ${count(questions.length)} questions have marks</span><progress max=${questions.length || 1} value=${judged} aria-label="Questions with marks"></progress>
       <span class="grow"></span><${Name} /></header>
     <${Problem} error=${contents.error} />${contents.value?.warnings.map((text) => html`<p class="problem small">${text}</p>`)}
-    ${state.failures.length > 0 && html`<p class="banner" role="alert">${state.failures.length} marks are not saved: ${state.failures[0].error.message} <button onClick=${state.again}>Try again</button></p>`}
+    ${state.failures.length > 0 && html`<p class="banner" role="alert">${state.failures.length} marks are not saved: ${state.failures[0].error.message} <button onClick=${again}>Try again</button></p>`}
     <div class="line"><${ColumnChips} columns=${columns} />
       <label class="small">hits of each <input type="number" min="1" max=${MAX_DEPTH} value=${depth} onChange=${(e) => setParams({ depth: e.target.value === "10" ? "" : e.target.value })} /></label>
       <label class="small" title="Others' marks are hidden, and you mark their hits, too"><input type="checkbox" checked=${blind} onChange=${(e) => setParams({ blind: e.target.checked ? "1" : "" })} /> second opinion</label>
@@ -140,10 +145,16 @@ function Questions({ questions, at, onShow, index, set, onAdded }) {
   const [text, setText] = useState("");
   const [open, setOpen] = useState(matchMedia(`(min-width: ${WIDE_PX}px)`).matches);
   const words = text.toLowerCase();
+  const list = useRef();
+  useEffect(() => {
+    // Of the list alone: the page stays at the hits.
+    const current = list.current?.querySelector("[aria-current]");
+    if (current) list.current.scrollTop += current.getBoundingClientRect().top - list.current.getBoundingClientRect().top - list.current.clientHeight / 3;
+  }, [at, questions.length]);
   const shown = questions.filter((each) => !words || each.text.toLowerCase().includes(words));
   return html`<nav class="questions" aria-label="Questions"><details open=${open} onToggle=${(e) => setOpen(e.target.open)}><summary>Questions</summary>
     <input type="search" aria-label="Search the questions" placeholder="among the questions" value=${text} onInput=${(e) => setText(e.target.value)} />
-    <ol>${shown.slice(0, MAX_LISTED).map((each) => html`<li key=${each.id}><button class="value" aria-current=${each.id === at ? "true" : undefined} onClick=${() => onShow(each.id)}><bdi>${each.text}</bdi></button>
+    <ol ref=${list}>${shown.slice(0, MAX_LISTED).map((each) => html`<li key=${each.id}><button class="value" aria-current=${each.id === at ? "true" : undefined} onClick=${() => onShow(each.id)}><bdi>${each.text}</bdi></button>
       <span class="dim small">${each.judged ? `${each.relevant}/${each.judged}` : ""}</span></li>`)}</ol>
     ${shown.length > MAX_LISTED && html`<p class="dim small">${count(shown.length - MAX_LISTED)} more: search them</p>`}
     <details><summary>+ questions</summary><${AddQuestions} index=${index} set=${set} onAdded=${onAdded} /></details>
