@@ -50,7 +50,7 @@ MEASURE = """() => {
     const began = at;
     at = null;
     requestAnimationFrame(() => requestAnimationFrame((now) => window.keys.push(now - began)));
-  }).observe(document.querySelector(".columns"), 
+  }).observe(document.querySelector(".columns"),
     { subtree: true, childList: true, characterData: true, attributes: true });
 }"""
 """Notes the time from each key to the frame that shows its hits; the second frame begins when the first is painted."""
