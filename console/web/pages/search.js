@@ -137,7 +137,7 @@ export function Search({ session }) {
           onValue=${(attribute, value) => setWhere(withValue(where, attribute, value))}
           onWhere=${setWhere} onLike=${moreLike} onWhy=${(id) => ask(id, i)} onOpen=${(id) => setOpen(open === id ? "" : id)} onCopy=${() => setCopied(i)}
           onColumn=${(changed) => setColumns((all) => (changed ? all.map((c, n) => (n === i ? changed : c)) : all.filter((_, n) => n !== i)))} single=${columns.length === 1} />`)}
-        ${columns.length < 4 && html`<label class="add small">＋ column <select aria-label="Add a column" value="" onChange=${(e) => { if (e.target.value) { const [added] = parseColumns(e.target.value); setColumns((all) => [...all, added]); } e.target.value = ""; }}>
+        ${columns.length < 4 && html`<label class="add small">+ column <select aria-label="Add a column" value="" onChange=${(e) => { if (e.target.value) { const [added] = parseColumns(e.target.value); setColumns((all) => [...all, added]); } e.target.value = ""; }}>
           <option value="">beside it …</option>${PRESETS.map((preset) => html`<option value=${preset}>${nameOf(parseColumns(preset)[0])}</option>`)}</select></label>`}
       </div>
     </div>
