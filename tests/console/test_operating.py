@@ -89,7 +89,7 @@ def test_operations_show_what_is_asked_of_the_server(browser: Browser, address: 
 @pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
 def test_these_pages_have_no_barriers(browser: Browser, address: str, viewport: dict[str, int], scheme: str):
     for path, ready in (
-        ("/i/podcasts/versions", "text=Spec"),
+        ("/i/podcasts/versions", "text=as JSON"),
         ("/ops", "svg"),
     ):
         with page_of(browser, f"{address}{path}", viewport=viewport, scheme=scheme) as page:

@@ -97,7 +97,7 @@ function Chosen({ name, numbers, index, live }) {
     ${versions && html`<h2>Recall of ${versions.map(({ version }) => `version ${version}`).join(" and ")}</h2>
       <${Curves} versions=${versions} served=${index?.version} live=${live} />
       ${versions.length === 2 ? html`<${Specs} first=${versions[0]} second=${versions[1]} /><${OnQuestions} name=${name} versions=${versions} />`
-        : html`<h2>Spec</h2><details><summary>as JSON</summary><pre>${JSON.stringify(versions[0].spec, null, 1)}</pre></details>`}`}`;
+        : html`<h2>Spec</h2><details><summary>as JSON</summary><pre tabindex="0">${JSON.stringify(versions[0].spec, null, 1)}</pre></details>`}`}`;
 }
 
 function Specs({ first, second }) {
@@ -114,7 +114,7 @@ function OnQuestions({ name, versions }) {
     ...branches.map((branch) => `scannery index drop ${branch} --target HOST:PORT`)].join("\n");
   return html`<h2>Which is better on your questions?</h2>
     <p>A search asks the version that is served: no call asks another one. Branches have the content of each in a second and share its files; <code>evaluate</code> measures both on the same questions, with intervals and the paired difference:</p>
-    <pre>${text}</pre>
+    <pre tabindex="0">${text}</pre>
     <p>On the questions that people ask now: <code>scannery serve … --traffic-share 0.2 --traffic-text --shadow ${name}=${branches[0]}</code>, then <code>scannery log shadow</code>.</p>`;
 }
 
