@@ -11,5 +11,6 @@ files/           files dropped on an index: uploads, jobs that write them; rows 
 history/         what the server measured of itself while somebody looked
 judgement_sets.py what the page needs of judgement sets, which another room keeps
 judging/         calls about them
+map/             maps by UMAP, in a process of their own
 web/             the page: ES modules that are served as they are
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,6 +26,7 @@ from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, Gateway, json_answ
 from scannery.console.gateway.messages import METHODS, error_answer
 from scannery.console.history.calls import History
 from scannery.console.judging.endpoints import Judging
+from scannery.console.map.calls import MapCalls
 from scannery.console.pages import HEADERS, index_page, web_file
 from scannery.console.sessions import Session, Sessions
 from scannery.runtime.asgi_server import listener_on, serve_asgi
@@ -66,8 +67,9 @@ async def serve_console(
         def tell() -> None:
             ready(f"{url}#code={sessions.code()}" if config.needs_session else url)
 
-        files, history = FileCalls(transport, formats, uploads), History(transport)
-        app = application(transport, config, sessions, files, history)
+        files, history, maps = FileCalls(transport, formats, uploads), History(transport), MapCalls(transport)
+        further = [*files.routes(), Route("/history", history.answer, methods=["POST"]), *maps.routes()]
+        app = application(transport, config, sessions, further)
         try:
             await serve_asgi(
                 app, listener, config.limits, tell, tls_cert=config.tls_cert, tls_key=config.tls_key
@@ -75,16 +77,13 @@ async def serve_console(
         finally:
             await history.close()
             await files.jobs.close()
+            await maps.maps.close()
 
 
 def application(
-    transport: AsyncTransport,
-    config: ConsoleConfig,
-    sessions: Sessions,
-    files: FileCalls,
-    history: History,
+    transport: AsyncTransport, config: ConsoleConfig, sessions: Sessions, further: Sequence[Route]
 ) -> ASGIApp:
-    """Return the application."""
+    """Return the application; `further` routes are those of its rooms."""
     gateway = Gateway(transport, config)
     login = _Login(transport, config, sessions)
     routes = [
@@ -93,8 +92,7 @@ def application(
         Route("/session", login.end, methods=["DELETE"]),
         Route("/filter", gateway.filter, methods=["POST"]),
         Route("/update", gateway.update, methods=["POST"]),
-        *files.routes(),
-        Route("/history", history.answer, methods=["POST"]),
+        *further,
         *(Route(path, gateway.call, methods=["POST"]) for path in METHODS),
         *Judging(transport, config.judgements).routes(),
         Route("/web/{path:path}", web_file),

@@ -13,6 +13,7 @@ import { Link, address, go, route } from "./route.js";
 const PAGES = {
   search: { title: "Search", letter: "s", load: async () => Search },
   judge: { title: "Judge", letter: "j", load: async () => (await import("./pages/judge.js")).Judge },
+  map: { title: "Map", letter: "m", load: async () => (await import("./pages/map.js")).MapPage },
   data: { title: "Data", letter: "d", load: async () => (await import("./pages/data.js")).Data },
   versions: { title: "Versions", letter: "v", load: async () => (await import("./pages/versions.js")).Versions },
 };
