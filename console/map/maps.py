@@ -60,13 +60,16 @@ class PlacedMaps:
         self._turn = asyncio.Lock()
 
     def of(self, key: tuple[str, ...], scan: ScanRequest, vector: str, metric: str) -> PlacedMap:
-        """Return the map of a key, begun if there is none; one that failed is returned once. Raises ResourceExhaustedError.
+        """Return the map of a key, begun if there is none; one that failed is returned once.
 
         Args:
             key: the caller, the state of the index and the request.
             scan: of the sample, with vectors.
             vector: name of the vectors; empty: the unnamed ones.
             metric: `cosine` or `euclidean`.
+
+        Raises:
+            ResourceExhaustedError: too many maps are being placed.
 
         """
         entry = self._maps.pop(key, None)

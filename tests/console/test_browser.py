@@ -205,7 +205,8 @@ def test_all_of_a_search_is_done_by_keyboard(browser: Browser, address: str):
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
 def test_pages_have_no_barriers(browser: Browser, address: str, viewport: dict[str, int], scheme: str):
     search = f"/i/podcasts/search?q={quote(QUESTION)}&c=auto~dense&panel=1"
-    for path in ("/", search, f"{search}&why=hedgerow-002"):
+    row, drawn = "/i/podcasts/data?row=hedgerow-002", "/i/podcasts/map?colour=topic&id=hedgerow-002"
+    for path in ("/", search, f"{search}&why=hedgerow-002", "/i/podcasts/data", row, drawn):
         with page_of(browser, f"{address}{path}", viewport=viewport, scheme=scheme) as page:
             page.wait_for_load_state("networkidle")
             assert barriers(page) == []
@@ -238,6 +239,89 @@ def test_every_field_of_a_corpus_may_be_hostile(browser: Browser, address: str):
             page.keyboard.press("3")
         expect(page.locator("table.measures")).to_contain_text("nDCG@10")
         assert page.locator("main img, main script").count() == 0
+
+
+def test_every_row_may_be_hostile(browser: Browser, address: str):
+    with page_of(browser, f"{address}/i/hostile/data") as page:
+        rows = page.locator(".grid tbody tr")
+        expect(rows).to_have_count(len(HOSTILE))
+        for number in range(len(HOSTILE)):
+            rows.nth(number).get_by_role("button").first.click()
+            expect(page.locator(".drawer pre")).to_be_visible()
+            page.locator(".drawer").get_by_role("button", name="Edit").click()
+            expect(page.locator(".drawer form")).to_be_visible()
+            page.keyboard.press("Escape")
+            expect(page.locator(".drawer")).to_have_count(0)
+        assert page.locator(".grid img, .grid script").count() == 0
+        page.goto(f"{address}/i/hostile/map")
+        expect(page.locator("main")).to_contain_text("has no vectors")
+
+
+def test_rows_are_changed_and_nothing_that_was_typed_is_lost(browser: Browser, address: str, tmp_path: Path):
+    (tmp_path / "note.md").write_text(f"# {HOSTILE[0]}\n\nA note.\n")
+    (tmp_path / "rows.jsonl").write_text('{"id": "n1", "title": "One", "text": "a text"}\n{broken\n')
+    with page_of(browser, address) as page:
+        page.get_by_role("button", name="Create an index").click()
+        page.locator("input[type=file]").set_input_files([tmp_path / "note.md", tmp_path / "rows.jsonl"])
+        page.get_by_text("What the files have").click()
+        expect(page.get_by_role("dialog")).to_contain_text("1 would be refused")
+        page.get_by_label("name").first.fill("notes")
+        page.get_by_label("encoder").select_option("")
+        page.get_by_role("button", name="Create and write the files").click()
+        expect(page.locator(".jobs")).to_contain_text("1 refused")
+        expect(page.locator(".grid tbody tr")).to_have_count(2)
+        page.reload()
+        page.get_by_text("Refused records").click()
+        expect(page.locator(".jobs")).to_contain_text("rows.jsonl, line 2")
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Export").click()
+        assert len(download.value.path().read_text().splitlines()) == 2
+        expect(page.locator("main")).to_contain_text("2 of 2 rows, complete")
+        page.locator(".grid tbody tr", has_text="n1").get_by_role("button").first.click()
+        drawer = page.locator(".drawer")
+        drawer.get_by_role("button", name="Edit").click()
+        drawer.get_by_label("title").fill("mine")
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Go on editing").click()
+        name = page.url.partition("row=")[2].replace("%23", "#")
+        theirs = {
+            "index": "notes",
+            "upserts": [{"datapoint": {"id": name, "title": "theirs"}}],
+            "paths": ["title"],
+        }
+        assert page.request.post(
+            f"{address}/update", data=theirs, headers={"origin": address, "sec-fetch-site": "same-origin"}
+        ).ok
+        drawer.get_by_role("button", name="Save").click()
+        expect(drawer).to_contain_text("is now: theirs")
+        expect(drawer.get_by_label("title")).to_have_value("mine")
+        drawer.get_by_role("button", name="Save").click()
+        expect(drawer.get_by_role("heading", name="mine")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Drop index").click()
+        page.get_by_role("dialog").get_by_role("textbox").fill("notes")
+        page.get_by_role("button", name="Drop notes").click()
+        expect(page).to_have_url(f"{address}/")
+        expect(page.get_by_role("link", name="notes")).to_have_count(0)
+
+
+def test_a_part_of_the_map_becomes_a_filter(browser: Browser, address: str):
+    with page_of(browser, f"{address}/i/podcasts/map?colour=topic") as page:
+        expect(page.get_by_role("status").first).to_contain_text("300 of 300")
+        drawing = page.get_by_role("application")
+        drawing.focus()
+        for key in ("+", "+", "+", "ArrowLeft"):
+            page.keyboard.press(key)
+        page.wait_for_timeout(500)
+        page.get_by_role("button", name="select what is in view").click()
+        heading = page.get_by_role("heading", name="selected")
+        expect(heading).to_be_visible()
+        number = int(heading.inner_text().split()[0])
+        assert 0 < number < 200
+        page.locator(".titles button").first.click()
+        expect(page.locator(".picked")).to_contain_text("more like this")
+        page.get_by_role("button", name="Filter to these").click()
+        expect(page.get_by_role("status").first).to_contain_text(f"{number} of {number}")
 
 
 def test_a_key_that_ends_a_server_that_leaves_and_a_version_that_comes(

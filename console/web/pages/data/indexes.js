@@ -35,7 +35,10 @@ export function DropIndex({ index, onClose }) {
 }
 
 /** Returns the spec of the form, as the SDK's create_index makes it. */
-function specOf({ name, model, attributes, lexical, source }, dimensions) {
+function specOf({ name, model, attributes, lexical, source: draft }, dimensions) {
+  // Passages are cut by tokens of an encoder.
+  const { chunk, ...fields } = draft ?? {};
+  const source = draft && (model && chunk ? draft : fields);
   const spec = { index: name };
   if (model) spec.encoder = { model };
   if (attributes.length) spec.attributes = Object.fromEntries(attributes.filter(([key]) => key).map(([key, type]) => [key, type]));
