@@ -305,6 +305,25 @@ def test_rows_are_changed_and_nothing_that_was_typed_is_lost(browser: Browser, a
         expect(page.get_by_role("link", name="notes")).to_have_count(0)
 
 
+def test_a_part_of_the_map_becomes_a_filter(browser: Browser, address: str):
+    with page_of(browser, f"{address}/i/podcasts/map?colour=topic") as page:
+        expect(page.get_by_role("status").first).to_contain_text("300 of 300")
+        drawing = page.get_by_role("application")
+        drawing.focus()
+        for key in ("ArrowLeft", *"+++++"):
+            page.keyboard.press(key)
+        page.wait_for_timeout(1500)
+        page.get_by_role("button", name="select what is in view").click()
+        heading = page.get_by_role("heading", name="selected")
+        expect(heading).to_be_visible()
+        number = int(heading.inner_text().split()[0])
+        assert 0 < number < 200
+        page.locator(".titles button").first.click()
+        expect(page.locator(".picked")).to_contain_text("more like this")
+        page.get_by_role("button", name="Filter to these").click()
+        expect(page.get_by_role("status").first).to_contain_text(f"{number} of {number}")
+
+
 def test_a_key_that_ends_a_server_that_leaves_and_a_version_that_comes(
     browser: Browser, podcasts: Path, tmp_path: Path
 ):

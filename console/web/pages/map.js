@@ -143,7 +143,7 @@ export function MapPage() {
           ${map && !umap.placed && html`<span class="dim">${map.explained.map((share) => `${Math.round(100 * share)} %`).join(" and ")} of the variance</span>`}
           <span class="grow"></span>
           <button aria-pressed=${isLasso} onClick=${() => setLasso(!isLasso)} title="or drag with Shift">lasso</button>
-          <button disabled=${!points} onClick=${selectView}>select what is in view</button></p>
+          <button disabled=${!points || !seen.box} onClick=${selectView}>select what is in view</button></p>
       </div>
       <aside class="side" aria-label="About the points">
         ${scheme.legend.length > 0 && html`<ul class="legend">${scheme.legend.map(({ colour: tone, label, value, count: number }) => html`<li><svg width="12" height="12" aria-hidden="true"><circle cx="6" cy="6" r="5" fill="rgb(${tone.join(" ")})" /></svg>

@@ -38,7 +38,7 @@ export function Selection({ index, map, rows, picked, onPick, onValue, onIds, on
   const ids = useMemo(() => Array.from(rows.slice(0, TITLES), (row) => map.ids[row]), [map, rows]);
   const { value, error } = useLoaded((signal) => titlesOf(index, ids, signal), [index, ids]);
   const all = () => Array.from(rows, (row) => map.ids[row]);
-  return html`<section aria-label="Selection"><header class="line"><h2 class="grow"><span role="status">${count(rows.length)} selected</span></h2><button class="quiet" onClick=${onClear}>clear</button></header>
+  return html`<section aria-label="Selection"><header class="line"><h2 class="grow" aria-live="polite">${count(rows.length)} selected</h2><button class="quiet" onClick=${onClear}>clear</button></header>
     ${rows.length > 0 && html`<p class="line">${rows.length <= MAX_FILTER
       ? html`<button onClick=${() => onIds(all())}>Filter to these</button> <${Link} to=${address("search", index, { where: JSON.stringify({ id: { $in: all() } }) })}>search in them<//>
           <${Link} to=${address("data", index, { where: JSON.stringify({ id: { $in: all() } }) })}>as rows<//>`
