@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,7 +22,7 @@ from scannery.console.config import ConsoleConfig
 from scannery.console.files.calls import FileCalls
 from scannery.console.files.formats import FileFormats
 from scannery.console.files.uploads import Uploads
-from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, Gateway, json_answer, json_body
+from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, Gateway, json_answer, json_object
 from scannery.console.gateway.messages import METHODS, error_answer
 from scannery.console.history.calls import History
 from scannery.console.judging.endpoints import Judging
@@ -119,7 +119,8 @@ class _Guard:
             await send(message)
 
         app = self._refusal(scope) or self._app
-        await app(scope, receive, bound)
+        with suppress(ConnectionError):  # the caller has gone before its request was whole
+            await app(scope, receive, bound)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers, method = Headers(scope=scope), scope["method"]
@@ -156,9 +157,10 @@ class _Login:
     async def begin(self, request: Request) -> Response:
         """Begin a session with a printed code, or with a key or token that the target takes."""
         try:
-            body: Any = json.loads(await json_body(request))
+            body = await json_object(request)
             code, secret = (str(body.get(name, "")) for name in ("code", "secret"))
-        except (ValueError, AttributeError):
+            code.encode()
+        except ValueError:
             return json_answer(400, b'{"code": "invalid_argument", "message": "give a code or a secret"}')
         if code:
             cookie = self._sessions.exchange(code)

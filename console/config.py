@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from scannery.console.judgement_sets import JudgementSets
 from scannery.runtime.asgi_server import ConnectionLimits
@@ -42,8 +43,8 @@ class ConsoleConfig:
     """Judgement sets of this machine."""
     calls: int = 64
     """Number of calls that are answered at once; further ones wait."""
-    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    """What a connection may take."""
+    limits: ConnectionLimits = field(default_factory=partial(ConnectionLimits, answer_s=320.0))
+    """What a connection may take; an answer may take as long as a call (`gateway.calls.MAX_TIMEOUT_S`)."""
 
     @property
     def is_encrypted(self) -> bool:

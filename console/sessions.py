@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
+from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -75,10 +76,12 @@ class Sessions:
         return None
 
     def begin(self, secret: str) -> str:
-        """Return the cookie of a new session; the one that has been idle longest makes room."""
+        """Return the cookie of a new session; of the key with most sessions, the one idle longest makes room."""
         now_s = time.monotonic()
         if len(self._sessions) >= MAX_SESSIONS:
-            del self._sessions[min(self._sessions, key=lambda each: self._sessions[each].used_s)]
+            counts = Counter(each.secret for each in self._sessions.values())
+            ages = {name: (-counts[each.secret], each.used_s) for name, each in self._sessions.items()}
+            del self._sessions[min(ages, key=ages.__getitem__)]
         self._sessions[cookie := secrets.token_urlsafe(32)] = Session(secret, now_s, now_s)
         return cookie
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionLimits", "listener_on", "read_body", "serve_asgi"]
 
 
+SHUTDOWN_S = 60.0
+"""Seconds in which requests that run are answered at a shutdown."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
     """What clients may take."""
@@ -78,7 +82,7 @@ async def serve_asgi(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=int(limits.request_s) + 1,
-        timeout_graceful_shutdown=int(limits.answer_s),
+        timeout_graceful_shutdown=int(min(limits.answer_s, SHUTDOWN_S)),
         ssl_certfile=tls_cert or None,
         ssl_keyfile=tls_key or None,
     )

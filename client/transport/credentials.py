@@ -79,6 +79,8 @@ class Credentials:
         """Return what is sent with each call."""
         token = self.token() if callable(self.token) else self.token
         secret = self.api_key or token
+        if secret and not re.fullmatch("[ -~]+", secret):
+            raise InvalidArgumentError("token: must be printable ASCII to be sent as a header", field="token")
         return (("authorization", f"Bearer {secret}"),) if secret else ()
 
     def channel_credentials(self, target: str) -> grpc.ChannelCredentials | None:

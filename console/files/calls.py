@@ -19,7 +19,7 @@ from scannery.client.transport.base import AsyncTransport
 from scannery.console.files.formats import FileFormats
 from scannery.console.files.jobs import Jobs
 from scannery.console.files.uploads import Uploads
-from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, json_answer, json_body
+from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, json_answer, json_body, json_object, translated
 from scannery.console.gateway.messages import decoded, error_answer
 from scannery.console.sessions import caller_secret
 from scannery.runtime.errors import CodedError
@@ -122,7 +122,8 @@ class FileCalls:
 
     async def _export(self, request: Request) -> Response:
         """Return a page of a ScanRequest as JSON lines, with the token of the next page and the number of all rows."""
-        message = decoded(SCAN, await json_body(request))
+        body = await json_body(request)
+        message = await translated(len(body), decoded, SCAN, body)
         message.page_size = EXPORT_ROWS
         answer = await self._transport.call(SCAN, message, DEFAULT_TIMEOUT_S)
         headers = {
@@ -147,13 +148,7 @@ def _text(body: Mapping[str, Any], name: str) -> str:
 
 def _with_body(call: Callable[[Mapping[str, Any]], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
     async def with_body(request: Request) -> Any:
-        try:
-            body = json.loads(await json_body(request))
-        except ValueError as error:
-            raise InvalidArgumentError(f"the request is wrong: {error}") from error
-        if not isinstance(body, dict):
-            raise InvalidArgumentError("the request must be an object")
-        return await call(body)
+        return await call(await json_object(request))
 
     return with_body
 

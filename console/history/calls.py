@@ -6,14 +6,13 @@ import hashlib
 import json
 import math
 import time
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from scannery.client.errors import InvalidArgumentError, ScanneryError
 from scannery.client.transport.base import AsyncTransport
-from scannery.console.gateway.calls import json_answer, json_body
+from scannery.console.gateway.calls import json_answer, json_object
 from scannery.console.gateway.messages import error_answer
 from scannery.console.history.watches import Watch
 from scannery.console.sessions import caller_secret
@@ -44,14 +43,14 @@ class History:
         the server and of the groups of a cluster. Needs the scope `admin`, as GetMetrics does.
         """
         try:
+            body = await json_object(request)
             try:
-                body: Any = json.loads(await json_body(request))
                 span, after_s, index = (
                     body.get("span", "minutes"),
                     float(body.get("after", 0)),
                     body.get("index", ""),
                 )
-            except (ValueError, TypeError, AttributeError) as error:
+            except (ValueError, TypeError, OverflowError) as error:
                 raise InvalidArgumentError(f"the request is wrong: {error}") from error
             if span not in ("minutes", "day"):
                 raise InvalidArgumentError("span: must be minutes or day", field="span")

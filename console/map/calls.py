@@ -14,7 +14,7 @@ from starlette.routing import Route
 from scannery.client.aio import AsyncClient
 from scannery.client.request.maps import PROJECT
 from scannery.client.transport.base import AsyncTransport
-from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, json_answer, json_body
+from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, json_answer, json_body, translated
 from scannery.console.gateway.messages import decoded, error_answer
 from scannery.console.map.maps import MAX_POINTS, PlacedMap, PlacedMaps
 from scannery.console.sessions import caller_secret
@@ -46,7 +46,8 @@ class MapCalls:
         The sample is that of `Project` with the same limit and seed.
         """
         try:
-            wish = decoded(PROJECT, await json_body(request))
+            body = await json_body(request)
+            wish = await translated(len(body), decoded, PROJECT, body)
             # Also tells whether the caller may read it.
             info = await self._client.index(wish.index).stats()
             scan = ScanRequest(

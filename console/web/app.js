@@ -7,21 +7,22 @@ import { Search } from "./pages/search.js";
 import { Dialog } from "./parts/dialog.js";
 import { KeyList } from "./parts/key_list.js";
 import { useIndexes } from "./parts/indexes.js";
+import { bare } from "./parts/values.js";
 import { Link, address, go, route } from "./route.js";
 
 /** The pages of an index by their place in the address: what loads them, and the letter after `g`. */
-const PAGES = {
+const PAGES = bare({
   search: { title: "Search", letter: "s", load: async () => Search },
   judge: { title: "Judge", letter: "j", load: async () => (await import("./pages/judge.js")).Judge },
   map: { title: "Map", letter: "m", load: async () => (await import("./pages/map.js")).MapPage },
   data: { title: "Data", letter: "d", load: async () => (await import("./pages/data.js")).Data },
   versions: { title: "Versions", letter: "v", load: async () => (await import("./pages/versions.js")).Versions },
-};
+});
 /** Pages that belong to no index. */
-const PLACES = {
+const PLACES = bare({
   welcome: { title: "Indexes", load: async () => (await import("./pages/welcome.js")).Welcome },
   ops: { title: "Operations", letter: "o", load: async () => (await import("./pages/ops.js")).Operations },
-};
+});
 
 const theme = signal(localStorage.getItem("theme") ?? "");
 

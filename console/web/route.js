@@ -2,8 +2,17 @@
 
 import { html, signal } from "./vendor/preact.js";
 
+/** Returns a part of an address without its percent signs; one that is not well formed as it stands. */
+export function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 function parse() {
-  const [, first, index, page, ...rest] = location.pathname.split("/").map(decodeURIComponent);
+  const [, first, index, page, ...rest] = location.pathname.split("/").map(decoded);
   const params = new URLSearchParams(location.search);
   if (first === "i" && index) return { page: page || "search", index, rest, params };
   return { page: first || "welcome", index: "", rest: [], params };

@@ -51,7 +51,7 @@ def address(podcasts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 "index": "hostile",
                 "source": {"id": "id", "title": "title", "text": "text"},
                 "vectors": "optional",
-                "attributes": {"show": "string", "tags": "string_list"},
+                "attributes": {"show": "string", "tags": "string_list", "constructor": "string"},
                 "dynamic": True,
                 "lexical": True,
                 "search": {"link": "{show}"},
@@ -145,6 +145,24 @@ def test_a_value_narrows_the_search_and_no_hits_name_the_condition(browser: Brow
         page.get_by_label("Filter as JSON").fill('{"topic": {"$nope": 1}}')
         page.get_by_role("button", name="Apply").click()
         expect(page.get_by_role("alert").first).to_contain_text("$nope")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/i/hostile/constructor", "There is no such page"),
+        ("/i/%E0%A4%A/search", "is no index"),
+        ("/i/hostile/search?q=whale&c=lexical,fusion:%25", "fusion"),
+        ("/i/hostile/data", "datapoints"),
+    ],
+)
+def test_names_of_javascript_and_broken_addresses_are_but_texts(
+    browser: Browser, address: str, path: str, text: str
+):
+    with page_of(browser, f"{address}{path}") as page:
+        expect(page.locator("#main")).to_contain_text(text)
+        settled(page)
+        assert "native code" not in page.locator("#main").inner_text()
 
 
 def test_why_a_hit_is_there_and_why_another_one_is_not(browser: Browser, address: str, podcasts: Path):

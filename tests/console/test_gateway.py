@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 
 import scannery
+from scannery.cli.commands.servers.console import judgement_sets
+from scannery.console.config import ConsoleConfig
+from scannery.console.gateway import typed_searches
 from scannery.console.gateway.typed_searches import MANY, OvertakenError, TypedSearches
 from scannery.console.pages import HEADERS
+from scannery.console.sessions import MAX_SESSIONS, Sessions
 from scannery.serving import Server
 from tests.console.consoles import browser_on, console_on
 
@@ -120,6 +128,70 @@ def test_calls_of_other_pages_are_refused(
     assert browser.post(SEARCH, json=QUESTION, headers=headers).status_code == 403
 
 
+@pytest.mark.parametrize(
+    "path", ["/session", "/filter", "/update", "/history", "/files/check", "/judgements/sets", SEARCH]
+)
+@pytest.mark.parametrize(
+    "body", [b'{"a":' * 20_000, b"[]", b'{"after": 1' + b"0" * 400 + b', "code": "\\ud800"}']
+)
+def test_a_body_that_is_no_request_is_told(browser: httpx2.Client, path: str, body: bytes):
+    answer = browser.post(path, content=body)
+    assert answer.status_code in (400, 401, 200 if path == "/filter" else 400)
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("secret", ["a\r\nb: c", "ключ", "\ud800", "a\0"], ids=ascii)
+def test_a_key_that_no_header_can_have_is_refused(browser: httpx2.Client, secret: str):
+    answer = browser.post("/session", content=json.dumps({"secret": secret}))
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+
+
+def test_a_large_request_stops_no_other_one(browser: httpx2.Client, address: str):
+    body = b'{"options":{"where":{"allOf":{"filters":[' + b",".join([b"{}"] * 200_000) + b"]}}}}"
+    with ThreadPoolExecutor(1) as pool:
+        large = pool.submit(browser.post, SEARCH, content=body)
+        answered = 0
+        with browser_on(address) as second:
+            while not large.done():
+                answered += second.get("/session").status_code == 200
+    assert large.result().status_code == 401
+    assert answered > 5
+
+
+def test_calls_of_callers_who_are_gone_wait_for_no_turn(
+    browser: httpx2.Client, address: str, keys: tuple[Path, dict[str, str]]
+):
+    signed_in(browser, keys)
+    [(name, value)] = browser.cookies.items()
+    request = {**QUESTION, "options": {"k": 300}}
+    browser.post(SEARCH, json=request)
+    started_s = time.monotonic()
+    browser.post(SEARCH, json=request)
+    alone_s = time.monotonic() - started_s
+    body = json.dumps(request).encode()
+    host = f"{browser.base_url.host}:{browser.base_url.port}"
+    for number in range(240):
+        head = (
+            f"POST {SEARCH} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nCookie: {name}={value}\r\n"
+            f"Content-Type: application/json\r\nScannery-Typed: {number}\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        with socket.create_connection((browser.base_url.host, browser.base_url.port)) as gone:
+            gone.sendall(head.encode() + body)
+    started_s = time.monotonic()
+    assert browser.post(SEARCH, json=QUESTION, headers={"scannery-typed": "mine"}).status_code == 200
+    assert time.monotonic() - started_s < 240 / 3 * alone_s
+
+
+def test_nobody_is_signed_out_by_the_many_sessions_of_another_key(tmp_path: Path):
+    sessions = Sessions(ConsoleConfig(judgements=judgement_sets(tmp_path)), 1)
+    first = sessions.begin("one")
+    for _ in range(MAX_SESSIONS + 1):
+        last = sessions.begin("many")
+    assert sessions.of(first)
+    assert sessions.of(last)
+
+
 def test_other_pages_cannot_show_the_page_inside_of_theirs(browser: httpx2.Client):
     framed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}
     linked = {**framed, "sec-fetch-dest": "document"}
@@ -224,3 +296,21 @@ async def test_who_leaves_the_queue_gives_the_turn_on():
     gate.set()
     await first
     assert await asyncio.wait_for(searches.run("c", gate.wait), 5) is True
+
+
+async def test_callers_take_turns_and_a_slow_search_stops_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(typed_searches, "TURN_S", 0.05)
+    searches, ran = TypedSearches(1), []
+    slow = asyncio.create_task(searches.run("slow", asyncio.Event().wait, owner="many"))
+    await asyncio.sleep(0)
+
+    async def search(name: str) -> None:
+        ran.append(name)
+
+    views = [("many", str(view)) for view in range(20)] + [("one", "mine")]
+    await asyncio.gather(
+        *(searches.run(view, partial(search, f"{owner} {view}"), owner=owner) for owner, view in views)
+    )
+    slow.cancel()
+    assert ran.index("one mine") <= 1
+    assert len(ran) == 21

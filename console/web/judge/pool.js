@@ -7,7 +7,7 @@ import { messageOf } from "../parts/columns.js";
 import { linkOf } from "../parts/hit.js";
 import { Problem, useLoaded } from "../parts/load.js";
 import { Snippet } from "../parts/snippet.js";
-import { attributesOf, clock, shown } from "../parts/values.js";
+import { attributesOf, bare, clock, shown } from "../parts/values.js";
 import { LEVELS, Levels, Names } from "./marking.js";
 
 const MAX_ATTRIBUTES = 6;
@@ -42,7 +42,8 @@ export function Pool({ index, question, columns, depth, marks, me, blind, start,
     return { question: question.id, hits: pooled(question.id, answers) };
   }, depends);
   const hits = value?.question === question.id ? value.hits : null;
-  const levelOf = (document) => (blind ? marks?.[document]?.marks.find(({ by }) => by === me)?.level : marks?.[document]?.level) ?? null;
+  const marksOf = (document) => bare(marks)[document];
+  const levelOf = (document) => (blind ? marksOf(document)?.marks.find(({ by }) => by === me)?.level : marksOf(document)?.level) ?? null;
   const [name, setName] = useState(null);
   const [open, setOpen] = useState("");
   const list = useRef();

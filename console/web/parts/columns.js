@@ -1,5 +1,7 @@
 // A column is a set of options of a search; in the address it is `mode,name:value,flag`, and columns are joined by `~`.
 
+import { decoded } from "../route.js";
+
 const MODES = ["auto", "hybrid", "dense", "lexical"];
 const FLAGS = ["exact", "prefix", "rerank"];
 const NUMBERS = ["alpha", "target_recall", "diversity"];
@@ -16,7 +18,7 @@ export function parseColumns(text) {
       const [name, value] = option.split(/:(.*)/s);
       if (FLAGS.includes(name)) parsed[name] = true;
       else if (NUMBERS.includes(name) && Number.isFinite(Number(value))) parsed[name] = Number(value);
-      else if (["fusion", "ranking", "vectors"].includes(name) && value) parsed[name] = decodeURIComponent(value);
+      else if (["fusion", "ranking", "vectors"].includes(name) && value) parsed[name] = decoded(value);
     }
     return parsed;
   });

@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/preact.js";
 import { call, post } from "../calls.js";
 import { Problem, useLoaded } from "./load.js";
-import { count, number, plain, shown, withValue } from "./values.js";
+import { bare, count, number, plain, shown, withValue } from "./values.js";
 
 const FACETS = 8;
 const LISTED = ["string", "string_list", "bool"];
@@ -12,12 +12,12 @@ const typeName = (type) => String(type).replace("ATTRIBUTE_TYPE_", "").toLowerCa
 
 /** Returns the filter of an address, `{}` for none, and its text if that is no JSON object. */
 export function parseWhere(text) {
-  if (!text) return { where: {} };
+  if (!text) return { where: bare() };
   try {
     const where = JSON.parse(text);
-    if (where && typeof where === "object" && !Array.isArray(where)) return { where };
+    if (where && typeof where === "object" && !Array.isArray(where)) return { where: bare(where) };
   } catch { /* as it stands */ }
-  return { where: {}, wrong: "is no JSON object" };
+  return { where: bare(), wrong: "is no JSON object" };
 }
 
 /** Returns the `Filter` message of a filter, as `useLoaded` does; the value is undefined for an empty one. */

@@ -10,15 +10,14 @@ const MAX_ATTRIBUTES = 8, MAX_VALUES = 6;
 export function linkOf(template, datapoint) {
   if (!template) return null;
   const attributes = attributesOf(datapoint);
-  const fields = {
-    ...attributes, id: datapoint.id, document_id: datapoint.documentId || datapoint.id,
-    seconds: Math.floor(datapoint.timeStartS ?? 0),
-  };
+  const fields = Object.assign(attributes, {
+    id: datapoint.id, document_id: datapoint.documentId || datapoint.id, seconds: Math.floor(datapoint.timeStartS ?? 0),
+  });
   let complete = true;
   const address = template.replace(/\{(\w+)\}/g, (_, name) => {
     if (fields[name] == null) complete = false;
     // Whole addresses stay as they are, at the beginning.
-    return template.startsWith(`{${name}}`) ? String(fields[name]) : encodeURIComponent(fields[name]);
+    return template.startsWith(`{${name}}`) ? String(fields[name]) : encodeURIComponent(String(fields[name]).toWellFormed());
   });
   return complete && URL.canParse(address) && new URL(address).protocol === "https:" ? address : null;
 }

@@ -2,6 +2,7 @@
 
 import { call } from "../calls.js";
 import { useLoaded } from "./load.js";
+import { bare } from "./values.js";
 
 /** Returns all indexes (IndexInfo), as `useLoaded` does. */
 export function useIndexes() {
@@ -21,6 +22,6 @@ export function useIndexes() {
 export function useIndex(name) {
   return useLoaded(async (signal) => {
     const { index } = await call("IndexService/GetIndex", { index: name }, { signal });
-    return { ...index, spec: JSON.parse(index.specJson || "{}") };
+    return { ...index, attributes: bare(index.attributes), spec: JSON.parse(index.specJson || "{}") };
   }, [name]);
 }

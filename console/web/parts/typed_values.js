@@ -1,6 +1,6 @@
 // Values of attributes as people type them: from texts to messages, and back.
 
-import { attributesOf, plain } from "./values.js";
+import { attributesOf, bare, plain } from "./values.js";
 
 /** Types of attributes, as a spec names them. */
 export const TYPES = ["string", "string_list", "int", "float", "bool", "timestamp", "geo"];
@@ -73,7 +73,7 @@ function jsonMessage(text) {
 
 /** Returns the fields of a form for a datapoint: `[{name, type, text}]`, declared attributes and then dynamic ones. */
 export function fieldsOf(datapoint, attributes) {
-  const declared = Object.entries(attributes).map(([name, type]) => ({ name, type: typeName(type), text: textOf(datapoint.attributes?.[name], typeName(type)) }));
+  const declared = Object.entries(attributes).map(([name, type]) => ({ name, type: typeName(type), text: textOf(bare(datapoint.attributes)[name], typeName(type)) }));
   const dynamic = datapoint.dynamicJson ? Object.keys(JSON.parse(datapoint.dynamicJson)) : [];
   const all = attributesOf(datapoint);
   return [...declared, ...dynamic.map((name) => ({ name, type: "json", text: JSON.stringify(all[name]) }))];

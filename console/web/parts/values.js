@@ -1,5 +1,8 @@
 // Values of attributes: from messages to texts and to filters of the SDK's form.
 
+/** Returns an object with the same entries and nothing else: names of a corpus may be those of what all objects have. */
+export const bare = (object) => Object.assign(Object.create(null), object);
+
 /** Returns the plain value of a `Value` message: text, number, boolean, list, or null. */
 export function plain(value) {
   if (value == null) return null;
@@ -27,7 +30,7 @@ export function shown(value) {
 /** Returns the attributes of a datapoint by name as plain values, dynamic ones among them. */
 export function attributesOf(datapoint) {
   const declared = Object.entries(datapoint.attributes ?? {}).map(([name, value]) => [name, plain(value)]);
-  return { ...Object.fromEntries(declared), ...(datapoint.dynamicJson ? JSON.parse(datapoint.dynamicJson) : {}) };
+  return Object.assign(bare(Object.fromEntries(declared)), datapoint.dynamicJson ? JSON.parse(datapoint.dynamicJson) : {});
 }
 
 /** Returns a filter with a further value of an attribute: values of one attribute are alternatives. */
