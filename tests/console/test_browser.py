@@ -398,8 +398,9 @@ def test_the_screenshots_of_the_documents_are_taken(browser: Browser, address: s
     for name, path in {
         "search": f"/i/podcasts/search?{question}&c=auto~dense~lexical",
         "why": f"/i/podcasts/search?{question}&why=hedgerow-002",
+        "map": "/i/podcasts/map?colour=topic",
     }.items():
         with page_of(browser, f"{address}{path}") as page:
             page.wait_for_load_state("networkidle")
-            settled(page)
+            page.wait_for_timeout(3000)
             page.screenshot(path=folder / f"console-{name}.png")
