@@ -60,8 +60,8 @@ function SignOut() {
   if (!session.value.session) return null;
   const out = async () => {
     await post("/session", {}, { method: "DELETE" });
-    await loadSession();
-    needsLogin.value = true;
+    // Loaded anew, the page has nothing left of what it showed.
+    location.replace("/");
   };
   return html`<button class="quiet" onClick=${out}>sign out</button>`;
 }

@@ -153,7 +153,7 @@ def test_a_value_narrows_the_search_and_no_hits_name_the_condition(browser: Brow
         ("/i/hostile/constructor", "There is no such page"),
         ("/i/%E0%A4%A/search", "is no index"),
         ("/i/hostile/search?q=whale&c=lexical,fusion:%25", "fusion"),
-        ("/i/hostile/data", "datapoints"),
+        ("/i/hostile/data", "alert(1)"),
     ],
 )
 def test_names_of_javascript_and_broken_addresses_are_but_texts(
@@ -404,3 +404,19 @@ def test_the_screenshots_of_the_documents_are_taken(browser: Browser, address: s
             page.wait_for_load_state("networkidle")
             page.wait_for_timeout(3000)
             page.screenshot(path=folder / f"console-{name}.png")
+
+
+def test_nothing_stays_on_the_page_of_who_signs_out(
+    browser: Browser, server: Server, keys: tuple[Path, dict[str, str]]
+):
+    with (
+        console_on(server.address) as address,
+        page_of(browser, f"{address}i/podcasts/search?q={quote(QUESTION)}") as page,
+    ):
+        page.get_by_label("Key or token").fill(keys[1]["reader"])
+        page.keyboard.press("Enter")
+        expect(page.locator(".hit")).to_have_count(10)
+        page.get_by_role("button", name="sign out").click()
+        expect(page.get_by_label("Key or token")).to_be_visible()
+        expect(page.locator(".hit")).to_have_count(0)
+        assert keys[1]["reader"] not in page.content()
