@@ -192,7 +192,8 @@ def test_bridges_are_named(store: Path, install: Callable[..., None]) -> None:
         assert say(server.address, "flat") == "anonymous 50"
         assert http.ask("GET", "/v1/models").status == 404
     with pytest.raises(
-        ConfigError, match=r"'nothing' is not installed; installed: broken, console, hello, mcp, openai, vertex"
+        ConfigError,
+        match=r"'nothing' is not installed; installed: broken, console, hello, mcp, openai, vertex",
     ):
         serve_with(store, "nothing")
     with pytest.raises(ConfigError, match=r"broken cannot be imported: ModuleNotFoundError: No module named"):
