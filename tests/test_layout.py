@@ -186,8 +186,7 @@ PUBLIC_NAMES = {
     "written": {"bridges/importers/writing.py", "cli/uploads.py", "client/response/results.py"},
     "place": {"pipelines/profiling/checking.py"},
     "wanted": {
-        "bridges/console.py",
-        "bridges/mcp/plugin.py",
+        "bridges/companions.py",
         "bridges/openai/plugin.py",
         "bridges/vertex/plugin.py",
         "serving/bridging/api.py",

@@ -90,7 +90,12 @@ def test_a_server_imports_what_its_options_ask_for(store: Path) -> None:
     plain = bridge_modules(store, status=200)
     assert "scannery.bridges.openai.embeddings" in plain
     looked_at = {"scannery.bridges.vertex", "scannery.bridges.vertex.plugin"}
-    looked_at |= {"scannery.bridges.console", "scannery.bridges.mcp", "scannery.bridges.mcp.plugin"}
+    looked_at |= {
+        "scannery.bridges.companions",
+        "scannery.bridges.console",
+        "scannery.bridges.mcp",
+        "scannery.bridges.mcp.plugin",
+    }
     assert plain - looked_at == {
         "scannery.bridges",
         "scannery.bridges.openai",
