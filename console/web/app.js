@@ -10,6 +10,9 @@ import { useIndexes } from "./parts/indexes.js";
 import { bare } from "./parts/values.js";
 import { Link, address, go, route } from "./route.js";
 
+/** Pages with the same filter; a link from one to another keeps it. */
+const FILTERED = ["search", "data"];
+
 /** The pages of an index by their place in the address: what loads them, and the letter after `g`. */
 const PAGES = bare({
   search: { title: "Search", letter: "s", load: async () => Search },
@@ -42,10 +45,10 @@ function Bar({ index }) {
     <${Link} to="/" class="name">Scannery<//>
     ${index && html`<select aria-label="Index" value=${index} onChange=${(event) => go(address(page in PAGES ? page : "search", event.target.value))}>
       ${[...new Set([index, ...(indexes ?? []).map(({ name }) => name)])].map((name) => html`<option>${name}</option>`)}</select>`}
-    ${index && Object.entries(PAGES).map(([name, { title }]) => html`<${Link} to=${address(name, index)} aria-current=${page === name ? "page" : undefined}>${title}<//>`)}
+    ${index && Object.entries(PAGES).map(([name, { title }]) => html`<${Link} to=${address(name, index, FILTERED.includes(name) ? { where: route.value.params.get("where") } : {})} aria-current=${page === name ? "page" : undefined}>${title}<//>`)}
     ${Object.entries(PLACES).filter(([name]) => name !== "welcome").map(([name, { title }]) => html`<${Link} to=${address(name)} aria-current=${page === name ? "page" : undefined}>${title}<//>`)}
     <span class="grow"></span>
-    <button class="quiet" onClick=${turn} title="light, dark, or as the system">${{ "": "auto", light: "light", dark: "dark" }[theme.value]}</button>
+    <button class="quiet" onClick=${turn} title="light, dark, or as the system">${`theme: ${theme.value || "auto"}`}</button>
     <${SignOut} />
   </nav>`;
 }
@@ -84,7 +87,7 @@ function Login() {
       ? html`<p>Open the address that the console printed when it started. It can be used once, for a minute; start the console again for another one.</p>`
       : html`<form onSubmit=${enter}><p>The server asks for a key or a token. It stays in the console's memory, and this page forgets it.</p>
         <input type="password" aria-label="Key or token" autocomplete="off" autofocus required value=${secret} onInput=${(e) => setSecret(e.target.value)} /> <button>Enter</button>
-        ${error && html`<p class="problem" role="alert">${error.message}</p>`}</form>`}
+        ${error && html`<p class="problem" role="alert">${error.code === "unauthenticated" ? "The server does not accept this key or token: it may be mistyped, taken back or past its end." : error.message}</p>`}</form>`}
   <//>`;
 }
 

@@ -49,7 +49,13 @@ export async function post(path, body, { signal, headers = {}, method = "POST" }
     wentAway();
     throw new CallError("unavailable", "The console does not answer; is it still running?");
   }
-  const answer = await response.json().catch(() => ({}));
+  const answer = await response.json().catch((error) => {
+    if (error.name === "AbortError") throw error;
+    if (!response.ok) return {};
+    // The console ended in the middle of its answer.
+    wentAway();
+    throw new CallError("unavailable", "The answer of the console broke off.");
+  });
   if (response.ok) {
     cameBack();
     return answer;

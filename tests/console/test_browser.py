@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def test_a_value_narrows_the_search_and_no_hits_name_the_condition(browser: Brow
         page.locator(".hit").get_by_role("button", name="nature").first.click()
         expect(page.get_by_role("button", name="topic: nature")).to_be_visible()
         settled(page)
+        expect(page.get_by_role("link", name="Data")).to_have_attribute("href", re.compile("where=.*nature"))
         assert all("nature" in text for text in page.locator(".hit").all_inner_texts())
         page.get_by_role("button", name="filter …").click()
         page.get_by_label("Filter as JSON").fill('{"topic": "nature", "minutes": {"$gt": 1000}}')
@@ -182,6 +184,8 @@ def test_why_a_hit_is_there_and_why_another_one_is_not(browser: Browser, address
         expect(drawer).to_contain_text("k = 25")
         page.keyboard.press("Escape")
         expect(drawer).to_have_count(0)
+        page.get_by_role("button", name="missing?").click()
+        expect(drawer.get_by_label("Id, or words of the title")).to_be_focused()
         where = quote(json.dumps({"topic": "food"}))
         page.goto(f"{address}/i/podcasts/search?q={quote(QUESTION)}&why={hits[0].id}&where={where}")
         expect(drawer).to_contain_text("The filter does not allow it")
@@ -194,6 +198,7 @@ def test_a_search_is_copied_as_it_was_sent(browser: Browser, address: str):
         expect(dialog).to_contain_text('index.search("why do whales sing", k=3, mode="hybrid", alpha=0.7)')
         expect(dialog).to_contain_text("--mode 'hybrid' --alpha '0.7' 'why do whales sing'")
         expect(dialog).to_contain_text('"fusion":{"alpha":0.7}')
+        expect(dialog.locator("pre").first).to_have_attribute("tabindex", "0")
 
 
 def test_all_of_a_search_is_done_by_keyboard(browser: Browser, address: str):
@@ -217,6 +222,11 @@ def test_all_of_a_search_is_done_by_keyboard(browser: Browser, address: str):
         page.keyboard.press("m")
         expect(page).to_have_url(f"{address}/i/podcasts/search?like={second}")
         expect(page.locator(".hit").first).to_be_visible()
+        for link, control in (("Data", "Export"), ("Search", "copy")):
+            page.get_by_role("link", name=link).focus()
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("button", name=control)).to_be_visible()
+        expect(page.get_by_label("Question")).to_be_focused()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -362,7 +372,7 @@ def test_a_key_that_ends_a_server_that_leaves_and_a_version_that_comes(
         ):
             page.get_by_label("Key or token").fill("sk-wrong")
             page.keyboard.press("Enter")
-            expect(page.get_by_role("dialog").get_by_role("alert")).to_be_visible()
+            expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("does not accept")
             page.get_by_label("Key or token").fill(secrets["first"])
             page.keyboard.press("Enter")
             expect(page.locator(".hit")).to_have_count(10)

@@ -15,7 +15,7 @@ export const addressOf = (index, set, params) => address(`judge/${encodeURICompo
 
 /** Adds questions to a set: a line each, or a file. `onAdded(answer, set)`. */
 export function AddQuestions({ index, set, onAdded }) {
-  const [name, setName] = useState(set ?? "");
+  const [name, setName] = useState(set ?? "questions");
   const [text, setText] = useState("");
   const [state, setState] = useState({});
   const add = async (file, content) => {

@@ -8,7 +8,7 @@ import { useEvery } from "../parts/every.js";
 import { useIndexes } from "../parts/indexes.js";
 import { Problem, useLoaded } from "../parts/load.js";
 import { bytes, count, number } from "../parts/values.js";
-import { route, setParams } from "../route.js";
+import { Link, address, route, setParams } from "../route.js";
 
 const SPANS = { minutes: { title: "15 minutes", seconds: 900, step: 1 }, day: { title: "24 hours", seconds: 86400, step: 60 } };
 const PERCENT = (value) => `${number(value * 100)} %`;
@@ -108,7 +108,8 @@ function Measured({ span, index }) {
       ${groups.map((group) => show(`Group ${group.slice(6)} of leaves: time`, [line("p50_ms", group, "p50"), line("p99_ms", group, "p99")], MS))}
     </div>
     ${index && html`<p>Last mutation that is visible: <b>${count(series[owner]?.sequence?.at(-1))}</b> · version <b>${series[owner]?.version?.at(-1) ?? "–"}</b> · served by <b>${series[owner]?.workers?.at(-1) ?? 0}</b> workers
-      · failures to open its newest version, one after another: <b>${series[owner]?.open_failures?.at(-1) ?? 0}</b>${series[owner]?.recall_error?.at(-1) != null && html` · recall ± ${PERCENT(series[owner].recall_error.at(-1))}`}</p>`}
+      · failures to open its newest version, one after another: <b>${series[owner]?.open_failures?.at(-1) ?? 0}</b>${series[owner]?.recall_error?.at(-1) != null && html` · recall ± ${PERCENT(series[owner].recall_error.at(-1))}`}</p>
+      ${series[owner]?.recall?.at(-1) == null && html`<p class="dim small">Recall needs live queries that are sampled; those that are searched exactly find all. That of the build is among the <${Link} to=${address("versions", index)}>versions<//>.</p>`}`}
     <${Requests} requests=${history.requests.filter((each) => !index || each.index === index)} />
     <${Failures} failures=${history.failures} />`;
 }

@@ -8,11 +8,11 @@ import { Dialog } from "../parts/dialog.js";
 import { PRESETS, copies, formatColumns, messageOf, nameOf, parseColumns } from "../parts/columns.js";
 import { Facets, FilterBar, parseWhere, useFilter } from "../parts/filters.js";
 import { Hit, Move } from "../parts/hit.js";
-import { useIndex } from "../parts/indexes.js";
+import { modesOf, useIndex } from "../parts/indexes.js";
 import { Problem, useLoaded } from "../parts/load.js";
 import { count, withValue } from "../parts/values.js";
 import { Why } from "../parts/why.js";
-import { route, setParams } from "../route.js";
+import { Link, address, route, setParams } from "../route.js";
 
 const REST_MS = 120, LONG_REST_MS = 400;
 const TAB = crypto.getRandomValues(new Uint32Array(2)).join("");
@@ -79,6 +79,8 @@ export function Search({ session }) {
   const marks = useSearchMarks(name, like ? "" : (params.get("q") ?? "").trim());
   const ask = (id, column) => setParams({ why: id, wc: column || "" });
   const why = params.get("why"), whyColumn = columns[Number(params.get("wc")) || 0] ?? columns[0];
+  // `autofocus` counts only in a page that is loaded, and this one may be reached by a link.
+  useEffect(() => void (why || box.current.focus({ preventScroll: true })), []);
   const moreLike = (id) => id && setParams({ q: "", like: id, why: "" });
   useKeys({
     "/": ["to the question", () => box.current?.select()],
@@ -102,7 +104,7 @@ export function Search({ session }) {
   });
   const templates = index?.spec.search?.link;
   const [shownColumn, setShownColumn] = useState(0);
-  const canText = index && (index.encoder || index.lexical || Object.values(index.namedVectors ?? {}).some((v) => v.encoder));
+  const canText = !index || (index.encoder || index.lexical || Object.values(index.namedVectors ?? {}).some((v) => v.encoder));
 
   return html`<main class="search">
     <h1 class="hidden">Search ${name}</h1>
@@ -112,14 +114,14 @@ export function Search({ session }) {
         onKeyDown=${(event) => { if (event.key === "ArrowDown") { event.preventDefault(); box.current.blur(); moveTo(chosen.column, Math.max(0, chosen.rank)); } }} />
       <label class="small">hits <input type="number" min="1" max="1000" value=${k} onChange=${(e) => setParams({ k: e.target.value === "10" ? "" : e.target.value })} /></label>
       <label class="small">one for each <select value=${group} onChange=${(e) => setParams({ group: e.target.value })}>
-        <option value="">–</option><option value="document_id">document</option>
-        ${Object.entries(index?.attributes ?? {}).filter(([, type]) => !/LIST|GEO/.test(type)).map(([each]) => html`<option value=${each}>${each}</option>`)}
+        <option value="">hit</option><option value="document_id">document</option>
+        ${Object.entries(index?.attributes ?? {}).filter(([, type]) => !/LIST|GEO/.test(type)).map(([each]) => each).sort().map((each) => html`<option value=${each}>${each}</option>`)}
       </select></label>
     </form>
     <${JudgeQuestion} index=${name} marks=${marks} c=${params.get("c")} />
     <${FilterBar} where=${where} error=${wrong ? { message: `where ${wrong}` } : filter.error} onChange=${setWhere} />
     <${Problem} error=${error} />
-    ${index && !canText && html`<p class="problem">This index has neither an encoder nor words, so it cannot be asked by text: choose “more like this” on a datapoint.</p>`}
+    ${!canText && html`<p class="problem">This index has neither an encoder nor words, so it cannot be asked by text. Open a row in <${Link} to=${address("data", name)}>Data<//> and look at “Nearest by vector”.</p>`}
     ${index?.problem && html`<p class="problem">${index.problem}</p>`}
     <div class="body">
       <details class="panel" open=${params.get("panel") === "1"} onToggle=${(e) => setParams({ panel: e.target.open ? "1" : "" }, { replace: true })}>
@@ -130,7 +132,7 @@ export function Search({ session }) {
         ${columns.length > 1 && html`<div class="tabs" role="tablist">${columns.map((column, i) =>
           html`<button role="tab" aria-selected=${i === shownColumn} onClick=${() => setShownColumn(i)}>${nameOf(column)}</button>`)}</div>`}
         ${columns.map((column, i) => html`<${Column} key=${i} place=${i} isShown=${i === shownColumn} column=${column} request=${requestOf(column)}
-          ready=${(text.trim() || like) && !filter.busy && !filter.error && !wrong} stage=${stage} entered=${entered} isLike=${Boolean(like)} index=${index}
+          ready=${((canText && text.trim()) || like) && !filter.busy && !filter.error && !wrong} stage=${stage} entered=${entered} isLike=${Boolean(like)} index=${index}
           keep=${(answer) => { answers.current[i] = answer; if (i === 0) setFirstRanks(new Map(answer.hits.map((hit, rank) => [hit.datapoint.id, rank + 1]))); }}
           firstRanks=${firstRanks} chosen=${chosen.column === i ? chosen.rank : -1} open=${open} template=${templates} where=${where}
           levels=${({ datapoint }) => marks.mark && html`<${Levels} level=${marks.documents[documentOf(datapoint)]?.level} label=${datapoint.title || datapoint.id} onMark=${(level) => marks.mark(documentOf(datapoint), level)} />`}
@@ -138,7 +140,7 @@ export function Search({ session }) {
           onWhere=${setWhere} onLike=${moreLike} onWhy=${(id) => ask(id, i)} onOpen=${(id) => setOpen(open === id ? "" : id)} onCopy=${() => setCopied(i)}
           onColumn=${(changed) => setColumns((all) => (changed ? all.map((c, n) => (n === i ? changed : c)) : all.filter((_, n) => n !== i)))} single=${columns.length === 1} />`)}
         ${columns.length < 4 && html`<label class="add small">+ column <select aria-label="Add a column" value="" onChange=${(e) => { if (e.target.value) { const [added] = parseColumns(e.target.value); setColumns((all) => [...all, added]); } e.target.value = ""; }}>
-          <option value="">beside it …</option>${PRESETS.map((preset) => html`<option value=${preset}>${nameOf(parseColumns(preset)[0])}</option>`)}</select></label>`}
+          <option value="">beside it …</option>${PRESETS.filter((preset) => ["auto", ...modesOf(index)].includes(parseColumns(preset)[0].mode)).map((preset) => html`<option value=${preset}>${nameOf(parseColumns(preset)[0])}</option>`)}</select></label>`}
       </div>
     </div>
     ${why && (text.trim() || like) && html`<${Why} request=${requestOf(whyColumn)} id=${why === "?" ? "" : why} columnName=${nameOf(whyColumn)} onPick=${(id) => setParams({ why: id }, { replace: true })} onClose=${() => setParams({ why: "", wc: "" })} />`}
@@ -188,12 +190,12 @@ function Column({ levels, place, isShown, column, request, ready, stage, entered
   return html`<section class="column ${isShown ? "shown" : ""} ${busy ? "busy" : ""} ${awaySince.value ? "away" : ""}" aria-label=${nameOf(column)} aria-busy=${Boolean(busy)}>
     <header class="line">
       <${Settings} column=${column} index=${index} onColumn=${onColumn} single=${single} />
-      <span class="dim small grow">${answer && ready ? html`${mode} · ${ms.toFixed(0)} ms${shared !== null && html` · ${shared} of 10 shared`} · version ${answer.version}` : ""}</span>
-      <button class="quiet" title="why is something not among the hits" onClick=${() => onWhy("?")}>missing?</button>
-      <button class="quiet" title="copy as Python, curl or a command" onClick=${onCopy}>copy</button>
+      <span class="dim small grow">${answer && ready ? html`${mode} · ${ms.toFixed(0)} ms${shared !== null && html` · ${shared} of 10 shared`} · version ${answer.version}` : ready && busy ? "asking …" : ""}</span>
+      <button class="quiet" title="why is something not among the hits" disabled=${!ready} onClick=${() => onWhy("?")}>missing?</button>
+      <button class="quiet" title="copy as Python, curl or a command" disabled=${!ready} onClick=${onCopy}>copy</button>
     </header>
     <${Problem} error=${ready ? error : null} />
-    ${ready && answer && !error && hits.length === 0 && html`<${Empty} index=${request.index} where=${where} onWhere=${onWhere} />`}
+    ${ready && index && answer && !error && hits.length === 0 && html`<${Empty} index=${index} where=${where} onWhere=${onWhere} />`}
     <ol class="hits">${ready && hits.map((hit, i) => {
       const { id } = hit.datapoint;
       return html`<${Hit} key=${id} hit=${hit} rank=${i + 1} template=${template} open=${open === id} chosen=${chosen === i} onValue=${onValue}
@@ -212,14 +214,14 @@ function Settings({ column, index, onColumn, single }) {
   const vectors = Object.keys(index?.namedVectors ?? {});
   return html`<select aria-label="Mode" value=${column.mode} onChange=${(e) => set("mode", e.target.value)}>
       <option value="auto">as the index does</option>
-      ${(index ? [index.lexical && "hybrid", "dense", index.lexical && "lexical"].filter(Boolean) : ["hybrid", "dense", "lexical"]).map((mode) => html`<option value=${mode}>${mode}</option>`)}
+      ${modesOf(index).map((mode) => html`<option value=${mode}>${mode}</option>`)}
     </select>
     <details class="menu"><summary class="small">${nameOf({ ...column, mode: "" }).replace(/^, /, "") || "settings"}</summary><div class="popup">
-      ${field("alpha", "weight of vectors", 0.05)} ${field("target_recall", "target recall", 0.01)} ${field("diversity", "diversity", 0.1)}
+      ${field("alpha", "weight of vectors, 0 to 1", 0.05)} ${field("target_recall", "target recall", 0.01)} ${field("diversity", "diversity", 0.1)}
       <label>fusion <select value=${column.fusion ?? ""} onChange=${(e) => set("fusion", e.target.value)}><option value="">the index's</option><option value="weighted_score">scores</option><option value="reciprocal_rank">ranks</option></select></label>
       ${rankings.length > 0 && html`<label>ranking <select value=${column.ranking ?? ""} onChange=${(e) => set("ranking", e.target.value)}><option value="">score</option>${rankings.map((each) => html`<option>${each}</option>`)}</select></label>`}
       ${vectors.length > 0 && html`<label>vectors <select value=${column.vectors ?? ""} onChange=${(e) => set("vectors", e.target.value)}><option value="">the index's</option>${vectors.map((each) => html`<option>${each}</option>`)}</select></label>`}
-      ${flag("exact", "exact")} ${flag("prefix", "last word may go on")} ${index?.spec.reranker && flag("rerank", "rerank")}
+      ${flag("exact", "exact")} ${flag("prefix", "last word may be unfinished")} ${index?.spec.reranker && flag("rerank", "rerank")}
       ${!single && html`<button class="quiet" onClick=${() => onColumn(null)}>take this column away</button>`}
     </div></details>`;
 }
@@ -227,20 +229,21 @@ function Settings({ column, index, onColumn, single }) {
 /** Which condition leaves nothing, with a button that drops it. */
 function Empty({ index, where, onWhere }) {
   const names = Object.keys(where);
-  const { value } = useLoaded(async (signal) => Promise.all(names.map(async (name) => {
-    const { [name]: _, ...others } = where;
+  const { name } = index, isEmpty = !Number(index.rows) && !Number(index.memoryRows);
+  const { value } = useLoaded(async (signal) => Promise.all(names.map(async (condition) => {
+    const { [condition]: _, ...others } = where;
     const filter = Object.keys(others).length ? await (await import("../calls.js")).post("/filter", others, { signal }) : undefined;
-    const { count: left } = await call("SearchService/Count", { index, where: filter }, { signal });
-    return [name, Number(left), others];
-  })), [index, JSON.stringify(where)]);
-  return html`<div class="empty"><p>No hits.</p>
-    ${value?.map(([name, left, others]) => html`<p><button onClick=${() => onWhere(others)}>drop ${name}</button> <span class="dim">${count(left)} datapoints without it</span></p>`)}</div>`;
+    const { count: left } = await call("SearchService/Count", { index: name, where: filter }, { signal });
+    return [condition, Number(left), others];
+  })), [name, JSON.stringify(where)]);
+  return html`<div class="empty"><p>${isEmpty ? html`The index has no datapoints yet: add files in <${Link} to=${address("data", name)}>Data<//>.` : "No hits."}</p>
+    ${value?.map(([condition, left, others]) => html`<p><button onClick=${() => onWhere(others)}>drop ${condition}</button> <span class="dim">${count(left)} datapoints without it</span></p>`)}</div>`;
 }
 
 function Copies({ onClose, ...texts }) {
   const [done, setDone] = useState("");
   return html`<${Dialog} title="The same search" onClose=${onClose} wide>
     ${Object.entries(texts).map(([name, text]) => html`<section><header class="line"><h3 class="grow">${name}</h3>
-      <button onClick=${() => navigator.clipboard.writeText(text).then(() => setDone(name))}>${done === name ? "copied" : "copy"}</button></header><pre>${text}</pre></section>`)}
+      <button onClick=${() => navigator.clipboard.writeText(text).then(() => setDone(name))}>${done === name ? "copied" : "copy"}</button></header><pre tabindex="0">${text}</pre></section>`)}
   <//>`;
 }

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/preact.js";
 import { useCaller } from "../parts/caller.js";
 import { useLive } from "../parts/live.js";
 import { Problem } from "../parts/load.js";
-import { useIndexes } from "../parts/indexes.js";
+import { hasVectors, useIndexes } from "../parts/indexes.js";
 import { bytes, count, number } from "../parts/values.js";
 import { Link, address } from "../route.js";
 import { CreateIndex } from "./data/indexes.js";
@@ -30,8 +30,8 @@ scannery build SPEC.yaml --input FILES --store STORE</pre>`}
           ${index.aliases.length > 0 && html` <span class="dim">${index.aliases.join(", ")}</span>`}
           ${index.problem && html`<div class="problem">${index.problem}</div>`}</th>
         <td>${count(index.rows)}${Number(index.memoryRows) > 0 && html`<div class="dim small">${count(index.memoryRows)} in memory</div>`}</td><td>${bytes(Number(index.sizeBytes))}</td><td>${index.version}</td>
-        <td>${index.recall ? `${(index.recall.measured * 100).toFixed(1)} % of its ${index.recall.k} best` : "exact"}${live[index.name] && html`<div class=${live[index.name].now + 2 * live[index.name].error < live[index.name].target ? "problem small" : "dim small"}>live ${number(live[index.name].now * 100)} ± ${number(live[index.name].error * 100)} %, target ${number(live[index.name].target * 100)} %</div>`}</td>
-        <td>${index.encoder?.model ?? html`<span class="dim">vectors of callers</span>`}</td></tr>`)}
+        <td>${index.recall ? `${(index.recall.measured * 100).toFixed(1)} % of its ${index.recall.k} best` : hasVectors(index) ? "exact" : html`<span class="dim">no vectors</span>`}${live[index.name] && html`<div class=${live[index.name].now + 2 * live[index.name].error < live[index.name].target ? "problem small" : "dim small"}>live ${number(live[index.name].now * 100)} ± ${number(live[index.name].error * 100)} %, target ${number(live[index.name].target * 100)} %</div>`}</td>
+        <td>${index.encoder?.model ?? html`<span class="dim">${hasVectors(index) ? "vectors of callers" : "words only"}</span>`}</td></tr>`)}
     </tbody></table></div>`}
     <p class="dim small">${session.target} · scannery ${session.version}</p></main>`;
 }

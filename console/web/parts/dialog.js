@@ -31,7 +31,7 @@ export function Drawer({ title, onClose, children }) {
   const before = useRef(document.activeElement);
   const id = useId();
   useEffect(() => {
-    panel.current.focus();
+    (panel.current.querySelector("[autofocus]") ?? panel.current).focus();
     return () => before.current?.isConnected && before.current.focus();
   }, []);
   // A dialog over the panel is closed first, by itself.

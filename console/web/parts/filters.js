@@ -6,6 +6,8 @@ import { Problem, useLoaded } from "./load.js";
 import { bare, count, number, plain, shown, withValue } from "./values.js";
 
 const FACETS = 8;
+/** Attributes that show their values at once; each costs a call for each change of the filter. */
+const OPEN = 8;
 const LISTED = ["string", "string_list", "bool"];
 
 const typeName = (type) => String(type).replace("ATTRIBUTE_TYPE_", "").toLowerCase();
@@ -27,6 +29,8 @@ export function useFilter(where) {
   return { ...loaded, ready: loaded.text === undefined && !loaded.busy };
 }
 
+const focusOn = (element) => element?.focus();
+
 /** The conditions, each with a button that takes it away, and a field for JSON. */
 export function FilterBar({ where, error, onChange }) {
   const [text, setText] = useState(null);
@@ -46,7 +50,7 @@ export function FilterBar({ where, error, onChange }) {
     ${text === null
       ? html`<button class="quiet" id="filter" onClick=${() => setText(Object.keys(where).length ? JSON.stringify(where) : "")}>filter …</button>`
       : html`<form onSubmit=${take} class="grow">
-          <input aria-label="Filter as JSON" class="grow" autofocus value=${text} placeholder='{"year": {"$gte": 2020}}' onInput=${(e) => setText(e.target.value)} />
+          <input aria-label="Filter as JSON" class="grow" ref=${focusOn} value=${text} placeholder='{"year": {"$gte": 2020}}' onInput=${(e) => setText(e.target.value)} />
           <button>Apply</button><button type="button" class="quiet" onClick=${() => setText(null)}>Cancel</button></form>`}
     ${(wrong || error) && html`<span class="problem" role="alert">${wrong || error.message}</span>`}
   </div>`;
@@ -55,17 +59,19 @@ export function FilterBar({ where, error, onChange }) {
 /** Values of the attributes with their numbers of datapoints under the filter; a click narrows it. */
 export function Facets({ index, attributes, where, filter, onChange }) {
   const names = Object.keys(attributes).sort();
+  const listed = names.filter((name) => LISTED.includes(typeName(attributes[name])));
   return html`<div class="facets">${names.map((name) => html`<${Attribute} key=${name} index=${index} name=${name}
-    type=${typeName(attributes[name])} where=${where} filter=${filter} onChange=${onChange} />`)}</div>`;
+    type=${typeName(attributes[name])} isFirst=${listed.indexOf(name) >= 0 && listed.indexOf(name) < OPEN} where=${where} filter=${filter} onChange=${onChange} />`)}</div>`;
 }
 
-function Attribute({ index, name, type, where, filter, onChange }) {
+function Attribute({ index, name, type, isFirst, where, filter, onChange }) {
+  const [isOpen, setOpen] = useState(isFirst);
   // What an attribute's values would be without its own condition.
-  const depends = [index, name, JSON.stringify(filter ?? null)];
+  const depends = [index, name, isOpen, JSON.stringify(filter ?? null)];
   const isListed = LISTED.includes(type);
-  const { value, error } = useLoaded(async (signal) => isListed
+  const { value, error } = useLoaded(async (signal) => isOpen && (isListed
     ? call("SearchService/Facets", { index, attribute: name, limit: FACETS, where: filter }, { signal })
-    : call("SearchService/AttributeStats", { index, attribute: name, where: filter, quantiles: [0.25, 0.5, 0.75] }, { signal }), depends);
+    : call("SearchService/AttributeStats", { index, attribute: name, where: filter, quantiles: [0.25, 0.5, 0.75] }, { signal })), depends);
   const stats = value?.types?.[0];
   const bound = (operator, text) => {
     const { [operator]: _, ...others } = typeof where[name] === "object" && !Array.isArray(where[name]) ? where[name] ?? {} : {};
@@ -76,7 +82,7 @@ function Attribute({ index, name, type, where, filter, onChange }) {
   const kind = type === "timestamp" ? "date" : "number";
   const field = (operator, label) => html`<label class="small">${label} <input type=${kind} step="any" value=${where[name]?.[operator] ?? ""}
     onChange=${(event) => bound(operator, event.target.value)} /></label>`;
-  return html`<details open=${isListed}><summary>${name} <span class="dim">${type}</span></summary>
+  return html`<details open=${isOpen} onToggle=${(event) => setOpen(event.target.open)}><summary>${name} <span class="dim">${type}</span></summary>
     ${error && html`<${Problem} error=${error} />`}
     ${value?.facets && html`<ul>${value.facets.map((facet) => html`<li><button class="value" onClick=${() => onChange(withValue(where, name, plain(facet.value)))}>
       <bdi>${shown(plain(facet.value))}</bdi> <span class="dim">${count(facet.count)}</span></button></li>`)}

@@ -35,7 +35,8 @@ export function Move({ from, to }) {
  */
 export function Hit({ hit, rank, move, actions, onValue, template, open, chosen }) {
   const { datapoint } = hit;
-  const attributes = Object.entries(attributesOf(datapoint)).filter(([, value]) => value != null && value !== "");
+  const attributes = Object.entries(attributesOf(datapoint)).filter(([, value]) => value != null && value !== "")
+    .sort(([one], [two]) => (one < two ? -1 : 1));
   const link = linkOf(template, datapoint);
   const plays = datapoint.timeStartS !== undefined && `plays at ${clock(datapoint.timeStartS)}`;
   return html`<li class="hit ${chosen ? "chosen" : ""}" data-id=${datapoint.id}>
@@ -44,7 +45,7 @@ export function Hit({ hit, rank, move, actions, onValue, template, open, chosen 
       ${plays && (link ? html`<a href=${link} target="_blank" rel="noreferrer noopener">${plays}</a>` : html`<span class="dim">${plays}</span>`)}
       ${!plays && link && html`<a href=${link} target="_blank" rel="noreferrer noopener">open ↗</a>`}
       ${move}
-      <span class="score" title=${hit.relevance === undefined ? "score" : "score; relevance"}>${number(hit.rerankScore ?? hit.score)}${hit.relevance !== undefined && html` · ${Math.round(hit.relevance * 100)} %`}</span>
+      <span class="score" title=${hit.relevance === undefined ? "score" : "score; relevance"}>${number(hit.rerankScore ?? hit.score)}${hit.relevance !== undefined && html` · relevance ${Math.round(hit.relevance * 100)} %`}</span>
     </div>
     <div dir="auto"><${Snippet} text=${datapoint.text} snippet=${hit.snippet} whole=${open} /></div>
     ${open && datapoint.payloadJson && html`<pre>${datapoint.payloadJson}</pre>`}

@@ -25,3 +25,12 @@ export function useIndex(name) {
     return { ...index, attributes: bare(index.attributes), spec: JSON.parse(index.specJson || "{}") };
   }, [name]);
 }
+
+/** Whether datapoints have vectors that a search compares; without any, an index is searched by words. */
+export const hasVectors = (index) => Boolean(index.encoder) || index.dimensions > 0 || Object.keys(index.namedVectors ?? {}).length > 0;
+
+/** The modes in which an index can be searched; all of them, before it is loaded. */
+export function modesOf(index) {
+  const dense = !index || hasVectors(index), lexical = !index || index.lexical;
+  return [dense && lexical && "hybrid", dense && "dense", lexical && "lexical"].filter(Boolean);
+}

@@ -156,7 +156,7 @@ function Form({ index, point, hasChanges, onClose, onSaved }) {
     ${state.conflict && html`<p class="problem" role="alert">Somebody has changed this datapoint meanwhile: nothing was saved, and what you typed is still here. Save again to write it over the new revision ${base.revision}.</p>`}
     <${Problem} error=${state.error} />
     <p class="line"><button disabled=${state.busy || !changed.length}>Save ${changed.length || ""}</button> <button type="button" onClick=${onClose}>Cancel</button>
-      <span class="dim small">The text stays: it is written anew by upsert, with its vector.</span></p></form>`;
+      <span class="dim small">This row only; other passages of its document keep theirs. The text stays: to change it, add its file again.</span></p></form>`;
 }
 
 function Delete({ index, point, onClose, onDone }) {
