@@ -11,7 +11,7 @@ import { bare } from "./parts/values.js";
 import { Link, address, go, route } from "./route.js";
 
 /** Pages with the same filter; a link from one to another keeps it. */
-const FILTERED = ["search", "data"];
+const FILTERED = ["search", "map", "data"];
 
 /** The pages of an index by their place in the address: what loads them, and the letter after `g`. */
 const PAGES = bare({
