@@ -168,7 +168,7 @@ function useAnswer(request, { phase, view, entered, keep, withSentences }) {
     call("SearchService/Search", asked, { signal: controller.signal, view: isEntered ? "" : `${TAB}.${view}` }).then(
       (answer) => {
         if (mine !== turn.current) return;
-        setState({ answer, ms: performance.now() - started, busy: false });
+        setState({ answer, question: request.query.text, ms: performance.now() - started, busy: false });
         keep(answer);
       },
       (error) => mine === turn.current && !isOvertaken(error) && setState((before) => ({ ...before, error, busy: false })),
@@ -183,11 +183,11 @@ function Column({ levels, place, isShown, column, request, ready, stage, entered
   const reached = column.rerank ? (stage === FULL ? FULL : 0) : Math.max(stage, place === 0 ? LIGHT : 0);
   const withSentences = Boolean(index?.encoder) && column.mode !== "lexical";
   const phase = ready ? (withSentences || column.rerank ? reached : Math.min(reached, LIGHT)) : 0;
-  const { answer, error, busy, ms } = useAnswer(request, { phase, view: place, entered, keep, withSentences });
+  const { answer, question, error, busy, ms } = useAnswer(request, { phase, view: place, entered, keep, withSentences });
   const hits = answer?.hits ?? [];
   const shared = place > 0 && answer ? hits.slice(0, 10).filter((hit) => firstRanks.get(hit.datapoint.id) <= 10).length : null;
   const mode = answer?.mode?.replace("MODE_", "").toLowerCase();
-  return html`<section class="column ${isShown ? "shown" : ""} ${busy ? "busy" : ""} ${awaySince.value ? "away" : ""}" aria-label=${nameOf(column)} aria-busy=${Boolean(busy)}>
+  return html`<section class="column ${isShown ? "shown" : ""} ${busy ? "busy" : ""} ${awaySince.value ? "away" : ""}" aria-label=${nameOf(column)} aria-busy=${Boolean(busy)} data-question=${question}>
     <header class="line">
       <${Settings} column=${column} index=${index} onColumn=${onColumn} single=${single} />
       <span class="dim small grow">${answer && ready ? html`${mode} · ${ms.toFixed(0)} ms${shared !== null && html` · ${shared} of 10 shared`} · version ${answer.version}` : ready && busy ? "asking …" : ""}</span>
