@@ -51,9 +51,15 @@ def test_two_versions_are_compared_and_one_is_gone_back_to(browser: Browser, add
         spec = page.get_by_role("row").filter(has_text="target_recall")
         expect(spec).to_contain_text("0.95")
         expect(spec).to_contain_text("0.9")
-        expect(page.get_by_role("main")).to_contain_text(
-            f"scannery index branch podcasts podcasts-v{altered}"
-        )
+        page.get_by_role("button", name="Compare them in Judge").click()
+        expect(page).to_have_url(re.compile(rf"/judge\?c=.*podcasts-v{altered - 1}.*podcasts-v{altered}"))
+        page.goto(f"{address}/i/podcasts/search?q=whales&c=auto~auto,index:podcasts-v{altered - 1}")
+        expect(page.locator(".column")).to_have_count(2)
+        # All datapoints were live updates then, which that version does not have.
+        expect(page.locator(".column").nth(1)).to_contain_text("0 of 10 shared")
+        page.go_back()
+        page.go_back()
+        page.get_by_label(f"compare version {altered - 1}").check()
         page.get_by_role("button", name=f"go back to version {altered - 1}").click()
         confirm = page.get_by_role("dialog").get_by_role("button", name="Go back to version")
         page.get_by_label("Type podcasts to confirm").fill("podcast")

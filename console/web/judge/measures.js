@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { call, isOvertaken, post, returns } from "../calls.js";
-import { formatColumns, messageOf, nameOf } from "../parts/columns.js";
+import { formatColumns, indexOf, messageOf, nameOf } from "../parts/columns.js";
 import { Problem, useLoaded } from "../parts/load.js";
 import { count } from "../parts/values.js";
 import { Link, address } from "../route.js";
@@ -44,7 +44,7 @@ function useMeasures({ index, set, columns, questions, changes }) {
       const ranked = {};
       for (const [i, column] of columns.entries()) {
         const progress = (done) => setState((before) => ({ ...before, busy: `${nameOf(column)}: ${count(done)} of ${count(relevant.length)} questions` }));
-        ranked[`${i} ${names[i]}`] = await rank(index, column, relevant, controller.signal, progress);
+        ranked[`${i} ${names[i]}`] = await rank(indexOf(column, index), column, relevant, controller.signal, progress);
       }
       const value = await post("/judgements/measure", { index, set, rankings: ranked }, { signal: controller.signal });
       setState({ value, names: names.join() });

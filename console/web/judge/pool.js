@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { call } from "../calls.js";
 import { useKeys } from "../keys.js";
-import { messageOf } from "../parts/columns.js";
+import { indexOf, messageOf } from "../parts/columns.js";
 import { linkOf } from "../parts/hit.js";
 import { Problem, useLoaded } from "../parts/load.js";
 import { Snippet } from "../parts/snippet.js";
@@ -36,7 +36,7 @@ export function Pool({ index, question, columns, depth, marks, me, blind, start,
   const depends = [index.name, question.id, depth, JSON.stringify(columns)];
   const { value, error, busy } = useLoaded(async (signal) => {
     const answers = await Promise.all(columns.map((column) => call("SearchService/Search", {
-      index: index.name, query: { text: question.text },
+      index: indexOf(column, index.name), query: { text: question.text },
       options: { ...messageOf(column, { k: depth, group: "document_id" }), highlight: { byEncoder: false } },
     }, { signal })));
     return { question: question.id, hits: pooled(question.id, answers) };

@@ -4,14 +4,14 @@ import { html, useState } from "../vendor/preact.js";
 import { post } from "../calls.js";
 import { Problem, useLoaded } from "../parts/load.js";
 import { count } from "../parts/values.js";
-import { Link, address, go } from "../route.js";
+import { Link, address, go, route } from "../route.js";
 import { currentSet, setCurrent } from "./marking.js";
 
 const MAX_FILE_BYTES = 7 << 20;
 const TYPES = ".txt,.tsv,.csv,.jsonl,.json";
 
 /** Returns the address of a set. */
-export const addressOf = (index, set, params) => address(`judge/${encodeURIComponent(set)}`, index, params);
+export const addressOf = (index, set) => address(`judge/${encodeURIComponent(set)}`, index, { c: route.value.params.get("c") ?? "" });
 
 /** Adds questions to a set: a line each, or a file. `onAdded(answer, set)`. */
 export function AddQuestions({ index, set, onAdded }) {

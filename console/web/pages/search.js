@@ -5,7 +5,7 @@ import { awaySince, call, isOvertaken, returns } from "../calls.js";
 import { useKeys } from "../keys.js";
 import { AskName, JudgeQuestion, LEVELS, Levels, useSearchMarks } from "../judge/marking.js";
 import { Dialog } from "../parts/dialog.js";
-import { PRESETS, copies, formatColumns, messageOf, nameOf, parseColumns } from "../parts/columns.js";
+import { PRESETS, copies, formatColumns, indexOf, messageOf, nameOf, parseColumns } from "../parts/columns.js";
 import { Facets, FilterBar, parseWhere, useFilter } from "../parts/filters.js";
 import { Hit, Move } from "../parts/hit.js";
 import { modesOf, useIndex } from "../parts/indexes.js";
@@ -99,7 +99,7 @@ export function Search({ session }) {
   });
   const [copied, setCopied] = useState(null);
   const requestOf = (column) => ({
-    index: name, query: like ? { id: like } : { text },
+    index: indexOf(column, name), query: like ? { id: like } : { text },
     options: messageOf(column, { k, where: filter.value, group }),
   });
   const templates = index?.spec.search?.link;
@@ -145,7 +145,7 @@ export function Search({ session }) {
     </div>
     ${why && (text.trim() || like) && html`<${Why} request=${requestOf(whyColumn)} id=${why === "?" ? "" : why} columnName=${nameOf(whyColumn)} onPick=${(id) => setParams({ why: id }, { replace: true })} onClose=${() => setParams({ why: "", wc: "" })} />`}
     <${AskName} />
-    ${copied !== null && html`<${Copies} onClose=${() => setCopied(null)} ...${copies({ target: session.target, index: name, query: text, like, column: columns[copied] ?? columns[0], where, k, group, request: requestOf(columns[copied] ?? columns[0]) })} />`}
+    ${copied !== null && html`<${Copies} onClose=${() => setCopied(null)} ...${copies({ target: session.target, index: indexOf(columns[copied] ?? columns[0], name), query: text, like, column: columns[copied] ?? columns[0], where, k, group, request: requestOf(columns[copied] ?? columns[0]) })} />`}
   </main>`;
 }
 
@@ -216,11 +216,12 @@ function Settings({ column, index, onColumn, single }) {
       <option value="auto">as the index does</option>
       ${modesOf(index).map((mode) => html`<option value=${mode}>${mode}</option>`)}
     </select>
-    <details class="menu"><summary class="small">${nameOf({ ...column, mode: "" }).replace(/^, /, "") || "settings"}</summary><div class="popup">
+    <details class="menu"><summary class="small">${nameOf({ ...column, mode: "" }) || "settings"}</summary><div class="popup">
       ${field("alpha", "weight of vectors, 0 to 1", 0.05)} ${field("target_recall", "target recall", 0.01)} ${field("diversity", "diversity", 0.1)}
       <label>fusion <select value=${column.fusion ?? ""} onChange=${(e) => set("fusion", e.target.value)}><option value="">the index's</option><option value="weighted_score">scores</option><option value="reciprocal_rank">ranks</option></select></label>
       ${rankings.length > 0 && html`<label>ranking <select value=${column.ranking ?? ""} onChange=${(e) => set("ranking", e.target.value)}><option value="">score</option>${rankings.map((each) => html`<option>${each}</option>`)}</select></label>`}
       ${vectors.length > 0 && html`<label>vectors <select value=${column.vectors ?? ""} onChange=${(e) => set("vectors", e.target.value)}><option value="">the index's</option>${vectors.map((each) => html`<option>${each}</option>`)}</select></label>`}
+      <label>of another index <input value=${column.index ?? ""} placeholder="a branch, a shadow" onChange=${(e) => set("index", e.target.value.trim())} /></label>
       ${flag("exact", "exact")} ${flag("prefix", "last word may be unfinished")} ${index?.spec.reranker && flag("rerank", "rerank")}
       ${!single && html`<button class="quiet" onClick=${() => onColumn(null)}>take this column away</button>`}
     </div></details>`;

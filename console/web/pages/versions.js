@@ -3,6 +3,7 @@
 import { html, useRef, useState } from "../vendor/preact.js";
 import { call } from "../calls.js";
 import { useCaller } from "../parts/caller.js";
+import { formatColumns } from "../parts/columns.js";
 import { Curves } from "../parts/curves.js";
 import { Dialog } from "../parts/dialog.js";
 import { useEvery } from "../parts/every.js";
@@ -11,7 +12,7 @@ import { useLive } from "../parts/live.js";
 import { Problem, useLoaded } from "../parts/load.js";
 import { differences } from "../parts/specs.js";
 import { bytes, count, number } from "../parts/values.js";
-import { route, setParams } from "../route.js";
+import { address, go, route, setParams } from "../route.js";
 
 const PAGE = 20, LOOK_MS = 5000;
 const KINDS = {
@@ -68,7 +69,7 @@ export function Versions() {
       <tbody>${versions.map((each) => html`<${Row} key=${each.version} version=${each} isChosen=${chosen.includes(each.version)} onChoose=${choose} onBack=${caller.admin && (() => setBack({ to: each.version, current, versions }))} />`)}</tbody></table></div>
       ${listed.hasMore && html`<button onClick=${() => setPages(pages + 1)}>older versions</button>`}
       <p class="dim small">Size: of all files of a version; versions share files. ${index && Number(index.memoryRows) > 0 && html`Beside the current version, ${count(index.memoryRows)} datapoints are in memory.`}</p>`}
-    <${Chosen} key=${chosen.join("~")} name=${name} numbers=${chosen} index=${index} live=${live[name] ?? null} />
+    <${Chosen} key=${chosen.join("~")} name=${name} numbers=${chosen} index=${index} live=${live[name] ?? null} isAdmin=${caller.admin} />
     ${back && html`<${Back} name=${name} ...${back} memoryRows=${Number(index?.memoryRows ?? 0)} onClose=${() => setBack(null)}
       onDone=${(version) => { made.current = version; setBack(null); setDone(`Version ${version} has the content of version ${back.to}.`); setParams({ v: "" }, { replace: true }); again(); askIndex(); }} />`}
   </main>`;
@@ -87,7 +88,7 @@ function Row({ version: each, isChosen, onChoose, onBack }) {
 }
 
 /** The curves and specs of one or two versions. */
-function Chosen({ name, numbers, index, live }) {
+function Chosen({ name, numbers, index, live, isAdmin }) {
   const { value: versions, error } = useLoaded((signal) => Promise.all(numbers.map(async (version) => {
     const answer = await call("IndexService/GetVersion", { index: name, version }, { signal });
     return { ...answer.version, spec: JSON.parse(answer.version.specJson || "{}") };
@@ -96,7 +97,7 @@ function Chosen({ name, numbers, index, live }) {
   return html`<${Problem} error=${error} />
     ${versions && html`<h2>Recall of ${versions.map(({ version }) => `version ${version}`).join(" and ")}</h2>
       <${Curves} versions=${versions} served=${index?.version} live=${live} />
-      ${versions.length === 2 ? html`<${Specs} first=${versions[0]} second=${versions[1]} /><${OnQuestions} name=${name} versions=${versions} />`
+      ${versions.length === 2 ? html`<${Specs} first=${versions[0]} second=${versions[1]} /><${OnQuestions} name=${name} versions=${versions} isAdmin=${isAdmin} />`
         : html`<h2>Spec</h2><details><summary>as JSON</summary><pre tabindex="0">${JSON.stringify(versions[0].spec, null, 1)}</pre></details>`}`}`;
 }
 
@@ -107,14 +108,28 @@ function Specs({ first, second }) {
       <tbody>${rows.map(([key, a, b]) => html`<tr><th scope="row"><code>${key}</code></th><td class="changed">${a ?? html`<span class="dim">not set</span>`}</td><td class="changed">${b ?? html`<span class="dim">not set</span>`}</td></tr>`)}</tbody></table></div>`}`;
 }
 
-function OnQuestions({ name, versions }) {
-  const branches = versions.map(({ version }) => `${name}-v${version}`);
-  const text = [...versions.map(({ version }, i) => `scannery index branch ${name} ${branches[i]} --version ${version} --target HOST:PORT`),
-    `scannery evaluate --index ${branches[0]} --sweep index=${branches.join(",")} --queries QUESTIONS --qrels JUDGEMENTS --target HOST:PORT`,
-    ...branches.map((branch) => `scannery index drop ${branch} --target HOST:PORT`)].join("\n");
+/** Which of two versions answers judged questions better: a search asks the version that is served, so the others become branches. */
+function OnQuestions({ name, versions, isAdmin }) {
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const branches = versions.map(({ version }) => `${name.slice(0, 50)}-v${version}`);
+  const compare = async () => {
+    setBusy(true);
+    try {
+      for (const [i, { version }] of versions.entries()) {
+        // The same request: a branch that was made before is taken again.
+        await call("IndexService/BranchIndex", { index: name, branch: branches[i], version, requestId: `console ${branches[i]}` }, { timeoutMs: 120_000 });
+      }
+      go(address("judge", name, { c: formatColumns(branches.map((index) => ({ mode: "auto", index }))) }));
+    } catch (failed) {
+      setError(failed);
+      setBusy(false);
+    }
+  };
   return html`<h2>Which is better on your questions?</h2>
-    <p>A search asks the version that is served: no call asks another one. Branches have the content of each in a second and share its files; <code>evaluate</code> measures both on the same questions, with intervals and the paired difference:</p>
-    <pre tabindex="0">${text}</pre>
+    <p>Each becomes a branch, an index of its own that shares its files (${branches.map((each, i) => html`${i > 0 && " and "}<code>${each}</code>`)}), and Judge compares them as columns, with intervals and paired differences. Drop the branches in Data afterwards.</p>
+    ${isAdmin ? html`<p><button disabled=${busy} onClick=${compare}>${busy ? "Making the branches …" : "Compare them in Judge"}</button></p>` : html`<p class="dim">Making branches needs a key with the scope admin.</p>`}
+    <${Problem} error=${error} />
     <p>On the questions that people ask now: <code>scannery serve … --traffic-share 0.2 --traffic-text --shadow ${name}=${branches[0]}</code>, then <code>scannery log shadow</code>.</p>`;
 }
 

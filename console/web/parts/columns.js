@@ -18,7 +18,7 @@ export function parseColumns(text) {
       const [name, value] = option.split(/:(.*)/s);
       if (FLAGS.includes(name)) parsed[name] = true;
       else if (NUMBERS.includes(name) && Number.isFinite(Number(value))) parsed[name] = Number(value);
-      else if (["fusion", "ranking", "vectors"].includes(name) && value) parsed[name] = decoded(value);
+      else if (["fusion", "index", "ranking", "vectors"].includes(name) && value) parsed[name] = decoded(value);
     }
     return parsed;
   });
@@ -34,10 +34,13 @@ export function formatColumns(columns) {
 }
 
 /** Returns a name of a column for people. */
-export function nameOf({ mode, ...options }) {
+export function nameOf({ mode, index, ...options }) {
   const parts = Object.entries(options).map(([name, value]) => (value === true ? name : `${name.replace("_", " ")} ${value}`));
-  return [mode === "auto" ? "as the index does" : mode, ...parts].join(", ");
+  return [mode === "auto" ? (index ? "" : "as the index does") : mode, index, ...parts].filter(Boolean).join(", ");
 }
+
+/** Returns the index that a column asks: that of the page, or another one, such as a branch, whose documents are compared. */
+export const indexOf = (column, name) => column.index || name;
 
 /** Returns the `SearchOptions` message of a column. */
 export function messageOf(column, { k, where, group }) {
@@ -65,7 +68,7 @@ const shell = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 /** Returns what does the same search: `{Python, curl, CLI}`. */
 export function copies({ target, index, query, like, column, where, k, group, request }) {
-  const { mode, rerank, vectors, ...plain } = column;
+  const { mode, index: _, rerank, vectors, ...plain } = column;
   const options = { k, ...(mode === "auto" ? {} : { mode }), ...plain, ...(rerank ? { rerank: 100 } : {}) };
   if (vectors) options.vectors = vectors.split("+");
   if (Object.keys(where).length) options.where = where;
