@@ -117,7 +117,7 @@ def test_the_wheel_holds_every_tracked_module(tmp_path: Path):
         f"scannery/{name}"
         for room in ROOMS
         for name in tracked(room)
-        if Path(name).suffix in {".py", ".jsonl", ".yaml", ".json"}
+        if Path(name).suffix in {".py", ".jsonl", ".yaml", ".json", ".js", ".css", ".html", ".svg", ".txt"}
     }
     expected |= {"scannery/adapters.py", "scannery/testing.py"}
     expected |= {name.removeprefix("src/") for name in tracked("src/scannery/v1", "src/scannery/vertex")}
