@@ -33,6 +33,9 @@ from scannery.runtime.asgi_server import listener_on, serve_asgi
 
 __all__ = ["application", "serve_console"]
 
+SESSION_HEADER = "scannery-session"
+"""Header of a call: the proof of its session."""
+
 _NO_SESSION = json.dumps(
     {
         "code": "unauthenticated",
@@ -103,6 +106,11 @@ def application(
     return _Guard(Starlette(routes=routes), config, sessions)
 
 
+def session_of(request: Request, sessions: Sessions) -> Session | None:
+    """Return the session of a request; None: it has none."""
+    return sessions.of(request.cookies.get(sessions.cookie), request.headers.get(SESSION_HEADER, ""))
+
+
 class _Guard:
     """What holds for every request: where it comes from, who sends it, and the headers of the answer."""
 
@@ -126,7 +134,7 @@ class _Guard:
         headers, method = Headers(scope=scope), scope["method"]
         if (reason := self._browsers.refusal(method, headers)) is not None:
             return json_answer(403, json.dumps({"code": "permission_denied", "message": reason}).encode())
-        session = self._sessions.of(Request(scope).cookies.get(self._sessions.cookie))
+        session = session_of(Request(scope), self._sessions)
         (session or Session("", 0.0, 0.0)).enter()
         is_open = method in ("GET", "HEAD") or scope["path"] == "/session"
         if session is None and self._needs_session and not is_open:
@@ -144,7 +152,7 @@ class _Login:
 
     async def show(self, request: Request) -> Response:
         """Answer what the page shows before any call."""
-        session = self._sessions.of(request.cookies.get(self._sessions.cookie))
+        session = session_of(request, self._sessions)
         answer = {
             "target": self._config.title,
             "version": scannery.__version__,
@@ -185,7 +193,9 @@ class _Login:
         return self._with_cookie("")
 
     def _with_cookie(self, cookie: str) -> Response:
-        answer = json_answer(200, b"{}")
+        answer = json_answer(
+            200, json.dumps({"proof": self._sessions.proof(cookie)} if cookie else {}).encode()
+        )
         answer.set_cookie(
             self._sessions.cookie,
             cookie,

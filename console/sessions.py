@@ -2,6 +2,9 @@
 
 The key is never in a URL, in a log, or in JavaScript after the login. A console that has credentials of its own, or a
 store, prints a code that is exchanged for a session once.
+
+Browsers send a cookie to all ports of a host, so whoever serves a page on this machine could read it there. A call
+therefore also shows a proof, which the page keeps in the storage of its origin: that is of one port.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class Sessions:
         self._config = config
         self._sessions: dict[str, Session] = {}
         self._codes: dict[str, float] = {}
+        self._key = secrets.token_bytes(32)
 
     def code(self) -> str:
         """Return a new code that can be exchanged once."""
@@ -85,8 +89,14 @@ class Sessions:
         self._sessions[cookie := secrets.token_urlsafe(32)] = Session(secret, now_s, now_s)
         return cookie
 
-    def of(self, cookie: str | None) -> Session | None:
-        """Return the session of a cookie; None: there is none, or it has ended."""
+    def proof(self, cookie: str) -> str:
+        """Return what shows that a caller has been given the cookie by this console."""
+        return hmac.new(self._key, cookie.encode(), "sha256").hexdigest()
+
+    def of(self, cookie: str | None, proof: str) -> Session | None:
+        """Return the session of a cookie; None: there is none, it has ended, or the proof is that of another one."""
+        if not hmac.compare_digest(proof.encode(), self.proof(cookie or "").encode()):
+            return None
         session = self._sessions.get(cookie or "")
         now_s = time.monotonic()
         if session is None or now_s - session.used_s > IDLE_S or now_s - session.made_s > MAX_S:

@@ -11,6 +11,11 @@ export const returns = signal(0);
 
 const RETRY_S = [1, 2, 4, 8, 15, 30];
 
+/** Name of the proof in the storage of this origin, which no page of another port reads; cookies are sent to all ports. */
+const PROOF = `proof ${location.port}`;
+/** Returns the header by which a call shows that it is of this page. */
+export const proof = () => ({ "scannery-session": localStorage.getItem(PROOF) ?? "" });
+
 /** An error of a call: `code` as in docs/http.md, `field` of the request, `retryAfterMs` if that is known. */
 export class CallError extends Error {
   constructor(code, message, { field = "", retryAfterMs = 0 } = {}) {
@@ -40,7 +45,7 @@ export async function post(path, body, { signal, headers = {}, method = "POST" }
     response = await fetch(path, {
       method,
       body: method === "GET" ? undefined : JSON.stringify(body ?? {}),
-      headers: { ...headers, "content-type": "application/json" },
+      headers: { ...headers, ...proof(), "content-type": "application/json" },
       credentials: "same-origin",
       signal,
     });
@@ -97,7 +102,7 @@ function cameBack() {
 
 /** Begins a session with `{code}` or `{secret}`; throws CallError. */
 export async function login(credentials) {
-  await post("/session", credentials);
+  localStorage.setItem(PROOF, (await post("/session", credentials)).proof);
   needsLogin.value = false;
   returns.value += 1;
 }

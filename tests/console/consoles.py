@@ -58,8 +58,20 @@ def console_on(location: str | Path, **options: Any) -> Iterator[str]:
 def browser_on(address: str) -> httpx2.Client:
     """Return a client that sends what the page's own calls have."""
     origin = address.partition("#")[0].rstrip("/")
-    return httpx2.Client(
+
+    def keep_proof(response: httpx2.Response) -> None:
+        if (
+            response.request.url.path == "/session"
+            and response.request.method == "POST"
+            and response.is_success
+        ):
+            response.read()
+            client.headers["scannery-session"] = response.json()["proof"]
+
+    client = httpx2.Client(
         base_url=origin,
         headers={"origin": origin, "sec-fetch-site": "same-origin", "content-type": "application/json"},
         timeout=120.0,
+        event_hooks={"response": [keep_proof]},
     )
+    return client

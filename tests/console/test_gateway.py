@@ -108,6 +108,17 @@ def test_the_cookie_says_nothing_and_scripts_cannot_read_it(
     assert cookie.startswith(f"scannery_{browser.base_url.port}=")
 
 
+def test_a_cookie_alone_is_no_session(browser: httpx2.Client, keys: tuple[Path, dict[str, str]]):
+    # Browsers send it to all ports of this machine, so servers of others see it.
+    signed_in(browser, keys)
+    assert browser.get("/session").json()["session"]
+    for proof in ("", "0" * 64, "\xe9"):
+        headers = [(b"scannery-session", proof.encode("latin-1"))]
+        assert browser.post(SEARCH, json=QUESTION, headers=headers).status_code == 401
+        assert not browser.get("/session", headers=headers).json()["session"]
+    assert browser.post(SEARCH, json=QUESTION).status_code == 200
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -188,8 +199,8 @@ def test_nobody_is_signed_out_by_the_many_sessions_of_another_key(tmp_path: Path
     first = sessions.begin("one")
     for _ in range(MAX_SESSIONS + 1):
         last = sessions.begin("many")
-    assert sessions.of(first)
-    assert sessions.of(last)
+    assert sessions.of(first, sessions.proof(first))
+    assert sessions.of(last, sessions.proof(last))
 
 
 def test_other_pages_cannot_show_the_page_inside_of_theirs(browser: httpx2.Client):

@@ -1,7 +1,7 @@
 // Files on their way into an index: sent in parts, looked at, and written by a job of the console.
 
 import { html, useEffect, useRef, useState } from "../../vendor/preact.js";
-import { CallError, post } from "../../calls.js";
+import { CallError, post, proof } from "../../calls.js";
 import { Dialog } from "../../parts/dialog.js";
 import { Problem, useLoaded } from "../../parts/load.js";
 import { bytes, count } from "../../parts/values.js";
@@ -24,7 +24,7 @@ export async function send(files, onProgress, signal) {
     do {
       const content = file.slice(offset, offset + PART_BYTES);
       const response = await fetch(`/files/add?${new URLSearchParams({ upload, name: file.name, offset })}`, {
-        method: "POST", body: content, headers: { "content-type": "application/octet-stream" }, credentials: "same-origin", signal,
+        method: "POST", body: content, headers: { ...proof(), "content-type": "application/octet-stream" }, credentials: "same-origin", signal,
       });
       if (!response.ok) {
         const answer = await response.json().catch(() => ({}));
