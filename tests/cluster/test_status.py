@@ -112,7 +112,7 @@ def test_a_leaf_without_the_log_of_the_roots_is_named(
             with pytest.raises(
                 scannery.UnavailableError, match="start this leaf with the --log of the roots"
             ):
-                index.count({"show": "gotime"}, timeout_s=3)
+                index.count({"show": "gotime"}, timeout_s=8)
         code, found = status(capsys, target)
         assert code == 0
         [told] = found["indexes"]

@@ -229,8 +229,7 @@ def test_all_of_a_search_is_done_by_keyboard(browser: Browser, address: str):
         expect(page.get_by_label("Question")).to_be_focused()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
 def test_pages_have_no_barriers(browser: Browser, address: str, viewport: dict[str, int], scheme: str):
     search = f"/i/podcasts/search?q={quote(QUESTION)}&c=auto~dense&panel=1"
     row, drawn = "/i/podcasts/data?row=hedgerow-002", "/i/podcasts/map?colour=topic&id=hedgerow-002"
