@@ -47,6 +47,8 @@ NOT_RUN = {
     ("docs/serving.md", "--cold archive"): "needs a bucket; tests/serving/test_cold.py serves cold indexes",
     ("docs/live-updates.md",
      "SCANNERY_LOG"): "needs a bucket and a database; tests/live/log has servers of PostgreSQL",
+    ("docs/operations/versions.md",
+     "index.rollback("): "the page has dropped the index by then; tests/serving/services/test_versions.py does the same",
     ("docs/operations/serving.md", "pip install"): "pip would change this environment; test_tracing.py traces",
 }  # fmt: skip
 """Blocks that are not run, by their page and a text in them, each with the reason."""
