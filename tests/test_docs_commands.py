@@ -48,7 +48,7 @@ NOT_RUN = {
     ("docs/live-updates.md",
      "SCANNERY_LOG"): "needs a bucket and a database; tests/live/log has servers of PostgreSQL",
     ("docs/operations/versions.md",
-     "index.rollback("): "the page has dropped the index by then; tests/serving/services/test_versions.py does the same",
+     "index.rollback("): "the index is dropped by then; tests/serving/services/test_versions.py does the same",
     ("docs/operations/serving.md", "pip install"): "pip would change this environment; test_tracing.py traces",
 }  # fmt: skip
 """Blocks that are not run, by their page and a text in them, each with the reason."""
