@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from scannery.cli.options import StoreOption, TargetOption, TimeoutOption, chosen_target, remote_options
 from scannery.client import FailedPreconditionError, UnauthenticatedError
 from scannery.client.packages import needed_for, with_extra
+from scannery.serving.config import is_loopback
 
 if TYPE_CHECKING:
     from scannery.bridges.mcp.http import HttpConfig
@@ -93,16 +93,9 @@ def _http_config(address: str, names: list[str], *, behind_tls: bool) -> HttpCon
     host = host.strip("[]")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise typer.BadParameter(f"--http must be HOST:PORT, got {address!r}")
-    if not _is_loopback(host) and not behind_tls:
+    if not is_loopback(host) and not behind_tls:
         raise typer.BadParameter(
             "--http beyond loopback would carry keys and texts unencrypted: put something in front that ends TLS, and "
             "give --behind-tls"
         )
     return HttpConfig(host=host, port=int(port), names=tuple(names), needs_secret=behind_tls)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -38,6 +38,10 @@ export function call(method, request, { signal, view, timeoutMs } = {}) {
   return post(`/scannery.v1.${method}`, request, { signal, headers });
 }
 
+/** Returns the error that an answer tells, which is JSON if it could be read. */
+export const errorOf = (response, answer) =>
+  new CallError(answer.code ?? "unknown", answer.message ?? `HTTP ${response.status}`, answer.details?.[0]?.debug ?? {});
+
 /** Returns the answer of the console itself to a POST with JSON, or another method; throws CallError. */
 export async function post(path, body, { signal, headers = {}, method = "POST" } = {}) {
   let response;
@@ -65,8 +69,7 @@ export async function post(path, body, { signal, headers = {}, method = "POST" }
     cameBack();
     return answer;
   }
-  const debug = answer.details?.[0]?.debug ?? {};
-  const error = new CallError(answer.code ?? "unknown", answer.message ?? `HTTP ${response.status}`, debug);
+  const error = errorOf(response, answer);
   if (error.code === "unauthenticated") needsLogin.value = true;
   if (error.code === "unavailable") wentAway();
   throw error;

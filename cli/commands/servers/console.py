@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import sys
 import webbrowser
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from scannery.cli.options import StoreOption, TargetOption, chosen_target, remot
 from scannery.client import FailedPreconditionError, UnauthenticatedError
 from scannery.client.packages import needed_for, with_extra
 from scannery.client.transport.credentials import ConnectOptions
+from scannery.serving.config import is_loopback
 
 if TYPE_CHECKING:
     from scannery.console.config import ConsoleConfig
@@ -90,7 +90,7 @@ def console(
         typed_searches=typing,
         judgements=judgement_sets(judgements),
     )
-    is_local = _is_loopback(config.host)
+    is_local = is_loopback(config.host)
 
     def tell(url: str) -> None:
         typer.echo(f"Console at {url}; Ctrl-C stops.")
@@ -153,10 +153,3 @@ async def run_console(
         await serve_console(transport, config, file_formats(), ready)
     finally:
         await transport.close()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

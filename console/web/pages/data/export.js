@@ -1,7 +1,7 @@
 // All rows as a file, page by page, and whether these are all.
 
 import { html, useRef, useState } from "../../vendor/preact.js";
-import { CallError, awaySince, proof } from "../../calls.js";
+import { CallError, errorOf, awaySince, proof } from "../../calls.js";
 import { count } from "../../parts/values.js";
 
 const WAIT_MS = 2000, TRIES = 30;
@@ -16,10 +16,7 @@ export function download(blob, name) {
 
 async function part(request, signal) {
   const response = await fetch("/files/export", { method: "POST", body: JSON.stringify(request), headers: { ...proof(), "content-type": "application/json" }, credentials: "same-origin", signal });
-  if (!response.ok) {
-    const answer = await response.json().catch(() => ({}));
-    throw new CallError(answer.code ?? "unknown", answer.message ?? `HTTP ${response.status}`);
-  }
+  if (!response.ok) throw errorOf(response, await response.json().catch(() => ({})));
   // As a Blob, the browser keeps what is large on the disk.
   return { blob: await response.blob(), headers: response.headers };
 }

@@ -1,7 +1,7 @@
 // Files on their way into an index: sent in parts, looked at, and written by a job of the console.
 
 import { html, useEffect, useRef, useState } from "../../vendor/preact.js";
-import { CallError, post, proof } from "../../calls.js";
+import { CallError, errorOf, post, proof } from "../../calls.js";
 import { Dialog } from "../../parts/dialog.js";
 import { Problem, useLoaded } from "../../parts/load.js";
 import { bytes, count } from "../../parts/values.js";
@@ -26,10 +26,7 @@ export async function send(files, onProgress, signal) {
       const response = await fetch(`/files/add?${new URLSearchParams({ upload, name: file.name, offset })}`, {
         method: "POST", body: content, headers: { ...proof(), "content-type": "application/octet-stream" }, credentials: "same-origin", signal,
       });
-      if (!response.ok) {
-        const answer = await response.json().catch(() => ({}));
-        throw new CallError(answer.code ?? "unknown", answer.message ?? `HTTP ${response.status}`);
-      }
+      if (!response.ok) throw errorOf(response, await response.json().catch(() => ({})));
       offset += PART_BYTES;
       onProgress((sent += content.size));
     } while (offset < file.size);
