@@ -74,6 +74,7 @@ def pytest_collection_finish() -> None:
 # in the shared cache how to load the same models without it.
 _BY_LIBRARY = (
     "tests/embed/",
+    "tests/cli/models/",
     "tests/cli/test_evaluate.py",
     "tests/client/test_named_vectors.py",
     "tests/live/named_vectors/test_encoded_texts.py",
@@ -93,6 +94,8 @@ _LIBRARY = "library"
 # What takes longest of one process: it comes first, so that no process is left with it at the end; those that load a
 # model come after the first of _LIBRARY has loaded it. The others come by their number of tests.
 _FIRST = (
+    "tests/installed/test_installed.py",
+    "tests/installed/test_client_alone.py",
     "tests/serving/memory/test_soak.py",
     _LIBRARY,
     "tests/cluster/failures/test_growing.py",
@@ -100,6 +103,7 @@ _FIRST = (
     "tests/cluster/failures/test_log_failures.py",
     "tests/cluster/failures/test_partitions.py",
     "tests/cluster/failures/test_hung_writers.py",
+    "tests/console/test_browser.py",
     "tests/serving/process/test_held_recall.py",
     "tests/cluster/writes/test_writes.py",
     "tests/live/test_moves.py",

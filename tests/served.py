@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +34,9 @@ from scannery.indexer import (
 from scannery.indexer.manifest import FusionScales, FusionWeight, ModelCurve, Relevance, RelevanceCurve
 from scannery.serving import Server, ServerConfig
 from tests.data import clustered, datapoints
+
+if TYPE_CHECKING:
+    import pytest
 
 DIMENSIONS = 16
 ROWS = 600
@@ -233,6 +238,29 @@ def without_permits(server: Server) -> Iterator[None]:
 def copied(store: Path, folder: Path) -> Path:
     """Return a copy of a store, to be changed. Clients of the original do not use it: their leases are left out."""
     return Path(shutil.copytree(store, folder / "copy", ignore=shutil.ignore_patterns("leases")))
+
+
+def made_once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder that is made once in a run, by the first of its processes that needs it; copy it to change it.
+
+    Args:
+        temporary: folders of this process.
+        name: of the folder, one for each content.
+        make: fills the folder, which is there and empty.
+
+    """
+    base = temporary.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "made" / name
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    complete = folder.with_name(f"{name}.complete")
+    with folder.with_name(f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+            make(folder)
+            complete.touch()
+    return folder
 
 
 WIRES = ("gRPC", "HTTP", "embedded")

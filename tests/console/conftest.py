@@ -12,7 +12,7 @@ import scannery
 from scannery.cli.sample import EPISODES_PATH
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
-from tests.served import MINILM, serving
+from tests.served import MINILM, copied, made_once, serving
 
 SPEC = {
     "index": "podcasts",
@@ -33,11 +33,13 @@ SPEC = {
 @pytest.fixture(scope="package")
 def podcasts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the index `podcasts`."""
-    folder = tmp_path_factory.mktemp("console") / "store"
-    episodes = [json.loads(line) for line in EPISODES_PATH.read_text().splitlines()]
-    with scannery.connect(folder, create=True, timeout_s=120) as client:
-        client.create_index(SPEC).upsert_many(episodes)
-    return folder
+
+    def make(folder: Path) -> None:
+        episodes = [json.loads(line) for line in EPISODES_PATH.read_text().splitlines()]
+        with scannery.connect(folder, create=True, timeout_s=120) as client:
+            client.create_index(SPEC).upsert_many(episodes)
+
+    return copied(made_once(tmp_path_factory, "podcasts", make), tmp_path_factory.mktemp("console"))
 
 
 @pytest.fixture(scope="package")

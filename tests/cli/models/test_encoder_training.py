@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,6 @@ from scannery.training.encoder.training import _base_of
 from scannery.training.judged import judged_queries
 from scannery.training.pairs.corpus import read_corpus
 from scannery.training.spec import JudgedQueries
-from tests.cli.models.ended_training import checkpoints, end_twice
 from tests.cli.models.test_train import SPEC, built, current, judged, short_talk, store
 from tests.http1 import eventually
 from tests.served import copied
@@ -144,18 +142,6 @@ def first_vector(index: scannery.Index) -> list[float]:
     [hit] = index.search("chess and prices", 1, mode="dense", return_vectors=True, fields=[])
     assert hit.vector is not None
     return list(hit.vector)
-
-
-def test_a_training_that_was_ended_goes_on_to_the_same_weights(
-    with_model: Path, built: Path, tmp_path: Path
-) -> None:
-    store = copied(built, tmp_path)
-    spec = spec_of(tmp_path, f"{QUICK}checkpoint: {{every_s: 0}}\n")
-    end_twice(store, spec, "encoder", signal.SIGKILL)
-    assert checkpoints(store)
-    files = trained(spec, store).files
-    assert files == ModelRegistry(Store.open(with_model)).read_encoder(NAME).files
-    assert not checkpoints(store)
 
 
 def test_a_sample_has_whole_documents_of_judged_queries_and_what_is_like_them(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from scannery.indexer.models.registry import ModelRegistry
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
 from scannery.pipelines.tuning import search_measurement
-from tests.cli.models.ended_training import checkpoints, end_twice
 from tests.cli.models.test_train import SPEC, built, current, judged, long_talk, records, short_talk, store
-from tests.served import copied
+from tests.served import copied, made_once
 
 pytestmark = pytest.mark.system
 __all__ = ["built", "store"]
@@ -61,10 +59,11 @@ def query_vector(store: Path, reference: str, text: str) -> np.ndarray:
 @pytest.fixture(scope="module")
 def with_model(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store with an index, and a model that was trained on it."""
-    folder = tmp_path_factory.mktemp("query-side")
-    copy = copied(built, folder)
-    trained(spec_of(folder), copy)
-    return copy
+
+    def make(folder: Path) -> None:
+        trained(spec_of(folder), copied(built, folder))
+
+    return made_once(tmp_path_factory, "talks-query-side", make) / "copy"
 
 
 @pytest.fixture
@@ -145,7 +144,7 @@ def test_an_index_without_words_learns_queries_alone(tmp_path: Path) -> None:
     (tmp_path / "talks.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records()))
     store = tmp_path / "store"
     build(SPEC | {"lexical": False}, [str(tmp_path / "talks.jsonl")], str(store))
-    model = trained(spec_of(tmp_path, "steps: 12\nbatch: 32\nlearning_rate: 2.0e-4\n", long_talk), store)
+    model = trained(spec_of(tmp_path, "steps: 4\nbatch: 16\nlearning_rate: 4.0e-4\n", long_talk), store)
     assert model.search is not None
     assert model.search.ranker is None
     assert model.evaluation is not None
@@ -158,15 +157,3 @@ def test_an_index_without_words_learns_queries_alone(tmp_path: Path) -> None:
     assert hit.score == pytest.approx(score, abs=2e-3)
     assert main(["model", "rollback", "-i", "talks", "--store", str(store)]) == 0
     assert current(store).query_encoder is None
-
-
-def test_a_training_that_was_ended_goes_on_to_the_same_weights(
-    with_model: Path, built: Path, tmp_path: Path
-) -> None:
-    store = copied(built, tmp_path)
-    spec = spec_of(tmp_path, f"{QUICK}checkpoint: {{every_s: 0}}\n")
-    end_twice(store, spec, "query_side", signal.SIGTERM)
-    assert checkpoints(store)
-    files = trained(spec, store).files
-    assert files == ModelRegistry(Store.open(with_model)).read_encoder(NAME).files
-    assert not checkpoints(store)

@@ -22,7 +22,7 @@ from scannery.pipelines import build
 from scannery.pipelines.tuning import search_measurement
 from scannery.training.errors import PromotionRefusedError
 from scannery.training.promotion import check_fits
-from tests.served import copied
+from tests.served import copied, made_once
 
 pytestmark = pytest.mark.system
 
@@ -61,17 +61,35 @@ def records() -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "talks.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records()))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search_measurement, "LEAST_QUESTIONS", 10)
-        build(SPEC, [str(folder / "talks.jsonl")], str(folder / "store"))
-    return folder / "store"
+    """A store with the index `talks`, which is not changed."""
+
+    def make(folder: Path) -> None:
+        (folder / "talks.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records()))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(search_measurement, "LEAST_QUESTIONS", 10)
+            build(SPEC, [str(folder / "talks.jsonl")], str(folder / "store"))
+
+    return made_once(tmp_path_factory, "talks", make) / "store"
+
+
+@pytest.fixture(scope="module")
+def with_ranker(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the index, and the version `animals@1` that was trained by `judged(…, short_talk)`."""
+
+    def make(folder: Path) -> None:
+        assert main(["train", str(judged(folder, short_talk)), "--store", str(copied(built, folder))]) == 0
+
+    return made_once(tmp_path_factory, "talks-ranker", make) / "copy"
 
 
 @pytest.fixture
 def store(built: Path, tmp_path: Path) -> Path:
     return copied(built, tmp_path)
+
+
+@pytest.fixture
+def trained(with_ranker: Path, tmp_path: Path) -> Path:
+    return copied(with_ranker, tmp_path)
 
 
 def judged(folder: Path, answer: Callable[[str, str], str], *, pairs: slice = slice(None)) -> Path:
@@ -165,11 +183,10 @@ def copy_of(model: RankingVersion, name: str, number: int, compared_with: str | 
 
 
 def test_a_model_that_was_compared_with_another_order_is_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
-    for _ in range(2):
-        assert main(["train", str(spec), *where]) == 0
+    store, where = trained, ("--store", str(trained))
+    assert main(["train", str(judged(tmp_path, short_talk)), *where]) == 0
     assert main(["model", "promote", "animals@1", "-i", "talks", *where]) == 0
     capsys.readouterr()
     assert main(["model", "promote", "animals@2", "-i", "talks", *where]) == 1
@@ -187,9 +204,8 @@ def test_a_model_that_was_compared_with_another_order_is_refused(
     assert [each.model for each in after.former] == [each.model for each in former[-19:]] + ["animals@2"]
 
 
-def test_a_rollback_brings_the_model_before_back(store: Path, tmp_path: Path) -> None:
-    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
-    assert main(["train", str(spec), *where]) == 0
+def test_a_rollback_brings_the_model_before_back(trained: Path) -> None:
+    store, where = trained, ("--store", str(trained))
     registry = ModelRegistry(Store.open(store))
     first = ranking_of(registry, "animals@1")
     registry.register("birds", lambda number: copy_of(first, "birds", number, "animals@1"))
@@ -213,20 +229,16 @@ def test_a_rollback_passes_over_models_for_queries_that_the_store_does_not_have(
     assert (after.search_state, after.former) == (before.search_state, ())
 
 
-def test_a_damaged_version_does_not_end_the_training_of_the_next(store: Path, tmp_path: Path) -> None:
-    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
-    for _ in range(2):
-        assert main(["train", str(spec), *where]) == 0
+def test_a_damaged_version_does_not_end_the_training_of_the_next(trained: Path, tmp_path: Path) -> None:
+    spec, store, where = judged(tmp_path, short_talk), trained, ("--store", str(trained))
+    assert main(["train", str(spec), *where]) == 0
     Store.open(store).write("_models/animals/versions/00000001.json", b"{")
     assert main(["train", str(spec), *where]) == 0
     assert ranking_of(ModelRegistry(Store.open(store)), "animals@3").evaluation.earlier == 2
 
 
-def test_old_models_go_unless_an_index_needs_them(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
-    assert main(["train", str(spec), *where]) == 0
+def test_old_models_go_unless_an_index_needs_them(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, where = trained, ("--store", str(trained))
     registry = ModelRegistry(Store.open(store))
     first = ranking_of(registry, "animals@1")
 
@@ -252,16 +264,16 @@ def test_old_models_go_unless_an_index_needs_them(
 
 
 def test_candidates_that_were_removed_count_among_those_compared_on_the_same_queries(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec, where = judged(tmp_path, short_talk), ("--store", str(store))
-    earlier = []
-    for _ in range(4):
+    spec, where = judged(tmp_path, short_talk), ("--store", str(trained))
+    earlier = [ranking_of(ModelRegistry(Store.open(trained)), "animals").evaluation.earlier]
+    for _ in range(2):
         capsys.readouterr()
         assert main(["train", str(spec), *where, "--json"]) == 0
         earlier.append(json.loads(capsys.readouterr().out)["evaluation"]["earlier"])
         assert main(["model", "gc", *where, "--keep", "1"]) == 0
-    assert earlier == [0, 1, 2, 3]
+    assert earlier == [0, 1, 2]
 
 
 def test_judgements_that_tell_nothing_are_refused(
@@ -360,10 +372,10 @@ def test_guards_are_queries_that_the_ranker_was_not_fitted_to(
 
 
 def test_another_index_and_another_analyser_do_not_get_the_model(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = ("--store", str(store))
-    assert main(["train", str(judged(tmp_path, short_talk)), *where]) == 0
+    judged(tmp_path, short_talk)
+    store, where = trained, ("--store", str(trained))
     (tmp_path / "few.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records()[:8]))
     build({**SPEC, "index": "few"}, [str(tmp_path / "few.jsonl")], str(store))
     assert main(["model", "promote", "animals", "-i", "few", *where]) == 1

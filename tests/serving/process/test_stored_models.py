@@ -48,15 +48,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["in process", "by workers of Beam"])
-def store(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def store(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = copied(folder / "store", tmp_path_factory.mktemp("built"))
+    build(parse_spec(SPEC), [str(folder / "talks.jsonl")], str(copy))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def by_workers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as `store`, built by workers of Beam."""
     copy = copied(folder / "store", tmp_path_factory.mktemp("built"))
     options = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
-    runner = {"in process": {}, "by workers of Beam": {"runner": "local", "runner_options": options}}[
-        request.param
-    ]
-    build(parse_spec(SPEC), [str(folder / "talks.jsonl")], str(copy), **runner)  # type: ignore[arg-type]
+    build(parse_spec(SPEC), [str(folder / "talks.jsonl")], str(copy), runner="local", runner_options=options)
     return copy
+
+
+@pytest.fixture(params=["store", "by_workers"])
+def built(request: pytest.FixtureRequest) -> Path:
+    """Each store in turn."""
+    store: Path = request.getfixturevalue(request.param)
+    return store
 
 
 @pytest.fixture
@@ -83,8 +95,8 @@ def check_answers(client: scannery.Client, encoder: Encoder, id: str) -> None:
     index.delete([id])
 
 
-def test_the_index_is_that_of_the_model_by_its_name(store: Path, encoder: Encoder) -> None:
-    manifest = read_manifest(Store.open(store), "talks")
+def test_the_index_is_that_of_the_model_by_its_name(built: Path, encoder: Encoder) -> None:
+    manifest = read_manifest(Store.open(built), "talks")
     assert manifest.encoder is not None
     assert manifest.encoder["model"] == MODEL
     assert manifest.encoder["digest"] == encoder.fingerprint.digest
@@ -92,11 +104,11 @@ def test_the_index_is_that_of_the_model_by_its_name(store: Path, encoder: Encode
     assert (title.encoder or {})["model"] == MODEL
     assert title.dimensions == 128
     cache = str(default_cache_folder()).encode()
-    assert not [path for path in store.rglob("*") if path.is_file() and cache in path.read_bytes()]
-    [version] = [each for _, each in ModelRegistry(Store.open(store)).read_all("mini")]
+    assert not [path for path in built.rglob("*") if path.is_file() and cache in path.read_bytes()]
+    [version] = [each for _, each in ModelRegistry(Store.open(built)).read_all("mini")]
     assert not isinstance(version, Exception)
-    assert main(["model", "gc", "--store", str(store), "--keep", "1", "--min-age-hours", "0"]) == 0
-    assert ModelRegistry(Store.open(store)).read("mini@1") == version
+    assert main(["model", "gc", "--store", str(built), "--keep", "1", "--min-age-hours", "0"]) == 0
+    assert ModelRegistry(Store.open(built)).read("mini@1") == version
 
 
 def test_a_server_with_a_new_cache(store: Path, encoder: Encoder, private_cache: Path) -> None:
@@ -125,8 +137,8 @@ def test_an_encoder_process_of_a_model_without_an_index(folder: Path, encoder: E
         assert (info.model, info.fingerprint) == (MODEL, encoder.fingerprint.digest)
 
 
-def test_embedded(store: Path, encoder: Encoder, private_cache: Path) -> None:
-    with scannery.connect(store) as client:
+def test_embedded(built: Path, encoder: Encoder, private_cache: Path) -> None:
+    with scannery.connect(built) as client:
         check_answers(client, encoder, "embedded")
 
 

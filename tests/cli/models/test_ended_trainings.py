@@ -1,0 +1,81 @@
+"""`scannery train` in processes that are ended by signals: the next one goes on, to the same weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scannery.cli.main import main
+from scannery.indexer import Store
+from scannery.indexer.models.manifest import ModelFile
+from scannery.indexer.models.registry import ModelRegistry
+from scannery.pipelines import build
+from scannery.pipelines.tuning import search_measurement
+from tests.cli.models.test_train import SPEC, judged, records, short_talk
+from tests.embed.tiny_models import make_model
+from tests.served import copied
+
+pytestmark = pytest.mark.system
+
+STEPS = "steps: 20\nbatch: 16\nlearning_rate: 2.0e-4\ncheckpoint: {every_s: 0}\n"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the index `talks` by a tiny model, of which a step takes milliseconds."""
+    folder = tmp_path_factory.mktemp("ended")
+    (folder / "talks.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records()))
+    model = make_model("bert-cls", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_measurement, "LEAST_QUESTIONS", 10)
+        spec = SPEC | {"encoder": {"model": str(model)}}
+        build(spec, [str(folder / "talks.jsonl")], str(folder / "store"))
+    return folder / "store"
+
+
+@pytest.mark.parametrize(("kind", "number"), [("encoder", signal.SIGKILL), ("query_side", signal.SIGTERM)])
+def test_a_training_that_was_ended_goes_on_to_the_same_weights(
+    store: Path, tmp_path: Path, kind: str, number: signal.Signals
+) -> None:
+    spec = judged(tmp_path, short_talk)
+    spec.write_text(spec.read_text() + STEPS)
+    undisturbed, ended = (copied(store, tmp_path / name) for name in ("undisturbed", "ended"))
+    for _ in range(2):
+        end_after_a_checkpoint(ended, spec, kind, number)
+        assert ModelRegistry(Store.open(ended)).versions("animals") == []
+    assert checkpoints(ended)
+    assert trained(ended, spec, kind) == trained(undisturbed, spec, kind)
+    assert not checkpoints(ended)
+
+
+def end_after_a_checkpoint(store: Path, spec: Path, kind: str, number: signal.Signals) -> None:
+    """Begin a training or go on with it, and end it by a signal after its first new checkpoint."""
+    command = [
+        sys.executable, "-m", "scannery", "train", str(spec), "--kind", kind, "--store", str(store),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    before = {*checkpoints(store)}
+    deadline = time.monotonic() + 120
+    while not {*checkpoints(store)} - before and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 4), message
+
+
+def checkpoints(store: Path) -> list[Path]:
+    """Return the checkpoints of the model `animals` in a store."""
+    return sorted((store / "_models").glob("animals/runs/*/*/*.safetensors"))
+
+
+def trained(store: Path, spec: Path, kind: str) -> dict[str, ModelFile]:
+    """Train to the end, and return the files of the model, with their digests."""
+    assert main(["train", str(spec), "--kind", kind, "--store", str(store)]) == 0
+    return dict(ModelRegistry(Store.open(store)).read_encoder("animals").files)
