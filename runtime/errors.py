@@ -15,6 +15,7 @@ ServingError
 ├── RerankerUnavailableError  reranking was requested, and the index has no usable reranker
 ├── DeadlineError             the deadline of the request passed
 ├── OverloadedError           the request was rejected because of load
+│   ├── QuotaError            a limit of the caller is used up
 │   ├── MemoryCeilingError    the ceiling of the server's memory leaves no room
 │   └── OtherVersionError     the index goes over to a version for which the write was not prepared
 ├── UnavailableError          another server of the cluster does not answer now
@@ -62,6 +63,7 @@ __all__ = [
     "OverloadedError",
     "PermissionDeniedError",
     "PreconditionError",
+    "QuotaError",
     "ReadOnlyError",
     "RerankerUnavailableError",
     "ServingError",
@@ -259,6 +261,10 @@ class DeadlineError(ServingError, TimeoutError, code="DEADLINE_EXCEEDED"):
 
 class OverloadedError(ServingError, code="RESOURCE_EXHAUSTED"):
     """The request was rejected because of load; try again after `retry_after_s`."""
+
+
+class QuotaError(OverloadedError):
+    """The caller has used up one of its limits; it may go on after `retry_after_s`. Other callers are not concerned."""
 
 
 class MemoryCeilingError(OverloadedError):

@@ -1,4 +1,4 @@
-"""Memory that the processes of a server share: slots of bytes, marks of changes, and a table of numbers.
+"""Memory that the processes of a server share: slots of bytes, marks of changes, a table of numbers, and of buckets.
 
 The word of a name is read and written whole by all processes. The numbers of a process belong to one state of the word,
 its tag, and only that process writes them. So there is no lock that a killed process could hold; that of the places is
@@ -24,6 +24,7 @@ from hashlib import blake2b
 
 __all__ = [
     "SharedBlobs",
+    "SharedBuckets",
     "SharedMarks",
     "SharedReservation",
     "SharedTable",
@@ -177,6 +178,23 @@ class SharedMarks:
         self.words[self.slot_of(name)] = secrets.randbits(8 * _WORD_BYTES)
 
 
+class _SharedLock:
+    """A lock of threads and processes, created before the fork; the kernel releases that of a process that ends."""
+
+    def __init__(self, name: str) -> None:
+        self._lock, self._file = threading.Lock(), os.memfd_create(name)
+        weakref.finalize(self, os.close, self._file)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self._lock:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)  # of the process, also where the file is inherited
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
 NAMES = 1024
 """Most names in a table; further ones have no place."""
 NUMBERS = 20
@@ -199,15 +217,14 @@ class SharedTable:
         self.words = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
         """The word of each place; 0 at the beginning."""
         self._names = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
-        self._lock, self._file = threading.Lock(), os.memfd_create("scannery-places")
-        weakref.finalize(self, os.close, self._file)
+        self._lock = _SharedLock("scannery-places")
         self._row = struct.Struct(f"<Q{NUMBERS}d")
         self._rows = mmap.mmap(-1, processes * NAMES * self._row_bytes)
 
     def place(self, name: str) -> int | None:
         """Return the place of a name, which it keeps; None: all places are taken."""
         mark = _mark(name)
-        with self._locked():
+        with self._lock.held():
             names = self._names.tolist()
             label = mark if mark in names else 0
             if label not in names:
@@ -219,7 +236,7 @@ class SharedTable:
     def release(self, name: str) -> None:
         """Free the place of a name, whose word becomes 0; without effect if it has none."""
         mark = _mark(name)
-        with self._locked():
+        with self._lock.held():
             names = self._names.tolist()
             if mark in names:
                 self.words[names.index(mark)] = 0
@@ -257,17 +274,55 @@ class SharedTable:
     def _row_bytes(self) -> int:
         return self._row.size + _CHECKSUM.size
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._lock:
-            fcntl.lockf(self._file, fcntl.LOCK_EX)  # of the process, also where the file is inherited
-            try:
-                yield
-            finally:
-                fcntl.lockf(self._file, fcntl.LOCK_UN)
-
     def _start(self, process: int, slot: int) -> int:
         return (process * NAMES + slot) * self._row_bytes
+
+
+BUCKETS = 8
+"""Words of a row of buckets."""
+
+
+class SharedBuckets:
+    """Rows of buckets by name. Created before the fork; safe to use from several threads and processes.
+
+    The word of a bucket is the time when it will be full again, in nanoseconds of the monotonic clock, which all
+    processes share; it is changed by atomic operations (serving/scheduling/token_buckets.py). A row whose buckets are
+    all full is as good as a new one, so another name may have it.
+    """
+
+    def __init__(self) -> None:
+        """Reserve shared memory: all buckets are full."""
+        self.words = memoryview(mmap.mmap(-1, NAMES * BUCKETS * _WORD_BYTES)).cast("q")
+        """The buckets, row after row."""
+        self._names = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
+        self._lock = _SharedLock("scannery-buckets")
+        self._rows: dict[str, tuple[int, int]] = {}
+        """Row and mark of names that this process has used."""
+
+    def row(self, name: str) -> int:
+        """Return the first word of the row of a name. Names for which there is no row have row 0 together."""
+        row, mark = self._rows.get(name, (0, 0))
+        if row and self._names[row] == mark:
+            return row * BUCKETS
+        row, mark = self._placed(name)
+        if row:
+            if len(self._rows) >= NAMES:
+                self._rows.clear()
+            self._rows[name] = row, mark
+        return row * BUCKETS
+
+    def _placed(self, name: str) -> tuple[int, int]:
+        mark = _mark(name)
+        with self._lock.held():
+            names = self._names.tolist()
+            if mark in names:
+                return names.index(mark), mark
+            now_ns, words = time.monotonic_ns(), self.words.tolist()
+            for row in range(1, NAMES):
+                if max(words[row * BUCKETS : (row + 1) * BUCKETS]) <= now_ns:
+                    self._names[row] = mark
+                    return row, mark
+        return 0, mark
 
 
 def _mark(name: str) -> int:

@@ -4,6 +4,7 @@ __all__ = [
     "DEFAULT_FACETS",
     "DEFAULT_FILTERED_WRITES",
     "DEFAULT_K",
+    "DEFAULT_PROJECT_PAGE",
     "DEFAULT_RERANK_CANDIDATES",
     "DEFAULT_SCAN_PAGE",
     "MAX_ALIASES",
@@ -159,6 +160,7 @@ MAX_REQUEST_ID_BYTES = 64
 DEFAULT_SCAN_PAGE = 1_000
 MAX_SCAN_PAGE = 10_000
 """Datapoints of a page of a scan."""
+DEFAULT_PROJECT_PAGE = 5_000
 MAX_SCAN_PAGE_BYTES = 3 << 20
 """Bytes of the datapoints of a page, unless it has only one: gRPC clients accept 4 MiB by default."""
 MAX_SORTED_ROWS = 1 << 24

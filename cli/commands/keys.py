@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from scannery.cli.options import JsonOption, connected
 from scannery.cli.output import console, print_json
@@ -35,11 +35,26 @@ def create(
         list[str] | None, typer.Option(help="Restrict the key to this index; may be given several times.")
     ] = None,
     days: Annotated[float | None, typer.Option(help="Days until the key expires. Default: never.")] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Limit of what the key may ask for, such as requests_per_s=50, max_k=100, refuse=scan, strict or none "
+            "(docs/security.md#limits-of-callers); may be given several times. Default: what the server allows.",
+        ),
+    ] = None,
 ) -> None:
     """Make a key and print it; the file stores only its hash, so the key cannot be shown again."""
     from scannery.serving.security import KeyFile
+    from scannery.serving.security.limits import parse_items
 
-    key, text = KeyFile(file).create(name, scopes=scope or ["read"], indexes=index or None, days=days)
+    key, text = KeyFile(file).create(
+        name,
+        scopes=scope or ["read"],
+        indexes=index or None,
+        days=days,
+        limits=parse_items(limit) if limit else None,
+    )
     typer.echo(text)
     typer.echo(f"key {key.id} ({', '.join(key.scopes)}); save it now, it is not shown again", err=True)
 
@@ -51,19 +66,25 @@ def list_(file: FileOption, as_json: JsonOption = False) -> None:
 
     keys = KeyFile(file).read()
     if as_json:
-        print_json([{k: v for k, v in asdict(key).items() if k != "sha256"} | _indexes(key) for key in keys])
+        print_json(
+            [{k: v for k, v in asdict(key).items() if k != "sha256"} | _described(key) for key in keys]
+        )
         return
-    table = Table("id", "name", "scopes", "indexes", "created", "expires")
+    table = Table(
+        Column("id", no_wrap=True), "name", "scopes", "indexes", Column("limits", overflow="fold"),
+        "created", "expires",
+    )  # fmt: skip
     for key in keys:
         table.add_row(
-            key.id, key.name, " ".join(key.scopes), _shown(key), key.created_at,
+            key.id, key.name, " ".join(key.scopes), _shown(key), str(key.limits or ""), key.created_at,
             key.expires_at or "never",
         )  # fmt: skip
     console().print(table)
 
 
-def _indexes(key: ApiKey) -> dict[str, object]:
-    return {"indexes": "*" if key.indexes is None else list(key.indexes)}
+def _described(key: ApiKey) -> dict[str, object]:
+    limits = None if key.limits is None else key.limits.to_dict()
+    return {"indexes": "*" if key.indexes is None else list(key.indexes), "limits": limits}
 
 
 def _shown(key: ApiKey) -> str:
@@ -84,9 +105,12 @@ def whoami(
         print_json(asdict(caller) | {"indexes": indexes, "expires_at": end})
         return
     indexes = "all" if caller.indexes is None else " ".join(caller.indexes) or "none"
+    from scannery.serving.security.limits import limits_text
+
     table = Table.grid(padding=(0, 2))
     for line in (
         ("caller", caller.name), ("scopes", " ".join(caller.scopes) or "none"), ("indexes", indexes),
+        ("limits", limits_text(caller.limits)),
         ("expires", end or "never"), ("asks for credentials", "yes" if caller.asks_for_credentials else "no"),
         ("server", f"{caller.server_version} {caller.server_role} {caller.server_id}"),
     ):  # fmt: skip

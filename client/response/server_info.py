@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from scannery.v1 import index_pb2
 
@@ -30,6 +33,8 @@ class CallerInfo:
     """Id of the running server, the same for all of its workers; empty: embedded."""
     server_role: str
     """`all`: a server of whole indexes; `root`: of a cluster; `embedded`: a store in this process."""
+    limits: Mapping[str, Any]
+    """Limits of the caller, by the names of `scannery keys create --limit`; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,7 @@ def parse_caller(message: index_pb2.WhoAmIResponse) -> CallerInfo:
         server_version=message.server_version,
         server_id=message.server_id,
         server_role=message.server_role,
+        limits=json.loads(message.limits_json or "{}"),
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.options import check_ranges, option
 from scannery.runtime.paths import make_absolute
-from scannery.runtime.sharing import SharedBlobs, SharedMarks, SharedTable, SharedTime
+from scannery.runtime.sharing import SharedBlobs, SharedBuckets, SharedMarks, SharedTable, SharedTime
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = [
@@ -323,6 +323,9 @@ class WorkerContext:
 
     recall: SharedTable = field(default_factory=SharedTable)
     """What the workers have found about the recall of each index, and the settings that follow from it."""
+
+    buckets: SharedBuckets = field(default_factory=SharedBuckets)
+    """What callers with limits have asked for lately."""
 
     kept_queries: SharedBlobs | None = None
     """The queries that the workers keep; None: none, or there are no other workers."""

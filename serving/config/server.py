@@ -300,6 +300,8 @@ class ServerConfig(ListenConfig):
             raise ConfigError(f"leaves: are for the role root, the role is {self.role}", field="leaves")
         if self.role == "leaf":
             self._check_group()
+            if self.security.limits:
+                raise ConfigError("limits: are not for a leaf, whose callers are roots", field="limits")
         for tier in ("cold", "compact"):
             if self.role == "root" and getattr(self, tier):
                 raise ConfigError(f"{tier}: is for leaves, which have the rows; a root has none", field=tier)

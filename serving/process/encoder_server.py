@@ -9,8 +9,10 @@ from scannery.serving.bridging.host import Host
 from scannery.serving.config import EncoderConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE
 from scannery.serving.process.base_server import BaseServer
+from scannery.serving.scheduling.quotas import Quotas
 from scannery.serving.services.embedding import Embedding, EncoderRegistry
 from scannery.serving.services.registry import MethodRegistry
+from scannery.serving.telemetry.metrics import ServerMetrics
 
 __all__ = ["EncoderServer"]
 
@@ -37,12 +39,17 @@ class EncoderServer(BaseServer):
         """
         self.config = config
         self._encoders = encoders or EncoderRegistry(config)
-        methods = MethodRegistry(Embedding(self._encoders.encoders).methods)
+        context, metrics = context or WorkerContext(), ServerMetrics()
+        methods = MethodRegistry(
+            Embedding(self._encoders.encoders).methods,
+            quotas=Quotas(config.security.default_limits, context.buckets, metrics),
+        )
         super().__init__(
             config,
             methods,
             services=(EMBEDDING_SERVICE,),
-            context=context or WorkerContext(),
+            context=context,
+            metrics=metrics,
             bridges=open_bridges(Host(config=config, engine=Engine(methods), address=lambda: self.address)),
         )
         self._encoders.observer.report_to(self.metrics)

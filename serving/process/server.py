@@ -31,6 +31,7 @@ from scannery.serving.observation.recall_estimate import RecallEstimate
 from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import PreloadedState, cold_indexes, encoder_pool
 from scannery.serving.recall.controller import Estimate, RecallController
+from scannery.serving.scheduling.quotas import Quotas
 from scannery.serving.scheduling.spare_time import SpareTime
 from scannery.serving.services.interleaving import Interleaving
 from scannery.serving.services.introspection import ServerIdentity
@@ -187,6 +188,7 @@ class Server(BaseServer):
                 role=config.role, id=context.server_id, asks=config.security.authenticates
             ),
             metrics=MetricsReader(metrics, config.metrics_listen, context),
+            quotas=Quotas(config.security.default_limits, context.buckets, metrics),
         )
 
     def _leaf_service(self) -> LeafService:

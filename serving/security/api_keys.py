@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scannery.runtime.errors import ConfigError
+from scannery.serving.security.limits import Limits, parse_limits
 from scannery.serving.security.principal import ALL_INDEXES, SCOPES, Principal, Scope
 from scannery.serving.security.private_files import locked, read_private, replaced
 
@@ -47,6 +48,8 @@ class ApiKey:
     """ISO 8601 with a time zone."""
     expires_at: str = ""
     """ISO 8601 with a time zone; empty: never."""
+    limits: Limits | None = None
+    """What the key may ask for; None: what the server allows to callers without limits."""
 
     def __post_init__(self) -> None:
         for index in self.indexes or ():
@@ -62,7 +65,8 @@ class ApiKey:
         """The caller that this key identifies."""
         indexes = None if self.indexes is None else frozenset(self.indexes)
         expires_s = _parse_time(self.expires_at).timestamp() if self.expires_at else math.inf
-        return Principal(f"{self.name or 'key'}/{self.id}", frozenset(self.scopes), indexes, expires_s)
+        name = f"{self.name or 'key'}/{self.id}"
+        return Principal(name, frozenset(self.scopes), indexes, expires_s, limits=self.limits)
 
 
 class KeyRing:
@@ -115,7 +119,14 @@ class KeyFile:
         data = read_private(self.path, "keys_file")
         try:
             return [
-                ApiKey(**{**item, "scopes": _scopes(item["scopes"]), "indexes": _indexes(item)})
+                ApiKey(
+                    **{
+                        **item,
+                        "scopes": _scopes(item["scopes"]),
+                        "indexes": _indexes(item),
+                        "limits": _limits(item),
+                    }
+                )
                 for item in json.loads(data)["keys"]
             ]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -131,6 +142,7 @@ class KeyFile:
         scopes: Sequence[str] = ("read",),
         indexes: Sequence[str] | None = None,
         days: float | None = None,
+        limits: Limits | None = None,
     ) -> tuple[ApiKey, str]:
         """Add a key; return its entry and its full text, which is stored nowhere.
 
@@ -139,6 +151,7 @@ class KeyFile:
             scopes: at least one of `read`, `write`, `admin`.
             indexes: the only indexes that the key can see, at least one; None: all.
             days: days until it expires, above 0 and below 36,500; None: it does not expire.
+            limits: what it may ask for; None: what the server allows to callers without limits.
 
         Raises:
             ConfigError: an argument is wrong, or the file cannot be read.
@@ -159,6 +172,7 @@ class KeyFile:
             indexes=None if indexes is None else tuple(indexes),
             created_at=now.isoformat(timespec="seconds"),
             expires_at="" if days is None else (now + dt.timedelta(days=days)).isoformat(timespec="seconds"),
+            limits=limits,
         )
         with locked(self.path):
             self._write([*(self.read() if self.path.exists() else []), key])
@@ -182,7 +196,10 @@ class KeyFile:
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
         items = [
-            {**asdict(key), "indexes": ALL_INDEXES if key.indexes is None else key.indexes} for key in keys
+            {name: value for name, value in asdict(key).items() if name != "limits"}
+            | {"indexes": ALL_INDEXES if key.indexes is None else key.indexes}
+            | _written_limits(key)
+            for key in keys
         ]
         replaced(self.path, json.dumps({"keys": items}, indent=1))
 
@@ -213,6 +230,15 @@ def _indexes(item: dict[str, Any]) -> tuple[str, ...] | None:
     if indexes == ALL_INDEXES:
         return None
     return tuple(name for name in indexes if isinstance(name, str)) if isinstance(indexes, list) else ()
+
+
+def _written_limits(key: ApiKey) -> dict[str, Any]:
+    """Return the field `limits` of an entry, without which servers of earlier releases can read it, too."""
+    return {} if key.limits is None else {"limits": key.limits.to_dict()}
+
+
+def _limits(item: dict[str, Any]) -> Limits | None:
+    return None if item.get("limits") is None else parse_limits(item["limits"])
 
 
 def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:

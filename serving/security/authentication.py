@@ -4,7 +4,8 @@ Unknown callers get UNAUTHENTICATED for every method, whether it exists or not.
 
 JSON Web Tokens (RFC 7519) of one issuer are checked against its published keys (JWK set, RFC 7517). Claims: `sub` names
 the caller; `scope` holds scopes out of `read write admin`, separated by spaces; `scannery_indexes` lists the indexes
-that the caller can see (absent or `"*"`: all; null: none). `exp` is required.
+that the caller can see (absent or `"*"`: all; null: none); `scannery_limits` has what it may ask for
+(limits.py; absent or null: what the server allows to callers without limits). `exp` is required.
 
 Whether a caller may call a method is checked by every port before it reads a request; streams recheck. The certificates
 of TLS and mTLS may be renewed while the server runs.
@@ -28,6 +29,7 @@ import grpc
 from scannery.runtime.errors import ConfigError, PermissionDeniedError, UnauthenticatedError, UnsupportedError
 from scannery.serving.security.api_keys import PREFIX, KeyFile, KeyRing
 from scannery.serving.security.config import SecurityConfig
+from scannery.serving.security.limits import parse_limits
 from scannery.serving.security.principal import ALL_INDEXES, ANONYMOUS, SCOPES, Needed, Principal
 from scannery.serving.security.private_files import WatchedValue, read_private
 
@@ -159,7 +161,14 @@ def _principal(claims: dict[str, Any]) -> Principal | None:
     # Issuers send null for an attribute without a value: such a caller sees no index.
     names = indexes if isinstance(indexes, list) else ()
     visible = None if indexes == ALL_INDEXES else frozenset(name for name in names if isinstance(name, str))
-    return Principal(f"sub/{_short(str(claims['sub']))}", allowed, visible, _expiry(claims) + LEEWAY_S)
+    try:
+        limits = None if claims.get("scannery_limits") is None else parse_limits(claims["scannery_limits"])
+    except ConfigError as error:
+        # A caller whose limits are not understood must not be without.
+        _LOG.warning("a token was refused: its claim scannery_limits: %s", error)
+        return None
+    name = f"sub/{_short(str(claims['sub']))}"
+    return Principal(name, allowed, visible, _expiry(claims) + LEEWAY_S, limits=limits)
 
 
 def _expiry(claims: dict[str, Any]) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.options import option
 from scannery.runtime.paths import make_absolute
+from scannery.serving.security.limits import Limits, parse_items
 
 __all__ = ["SecurityConfig"]
 
@@ -52,7 +53,16 @@ class SecurityConfig:
 
     reflection: bool | None = _option(None, "Serve gRPC reflection; by default only without authentication.")
 
+    limits: tuple[str, ...] = _option(
+        (),
+        "Limit of each caller whose key or token has no limits, such as requests_per_s=50, max_k=100, refuse=scan or "
+        "strict (docs/security.md#limits-of-callers); may be given several times.",
+        "--limit",
+        metavar="NAME=VALUE",
+    )
+
     def __post_init__(self) -> None:
+        _ = self.default_limits  # checks the texts
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in _FILES and value and not Path(value).is_file():
@@ -64,6 +74,11 @@ class SecurityConfig:
             raise ConfigError("behind_tls: cannot be combined with tls_cert", field="behind_tls")
         if self.client_ca and not self.tls_cert:
             raise ConfigError("client_ca: needs tls_cert and tls_key", field="client_ca")
+
+    @property
+    def default_limits(self) -> Limits | None:
+        """The limits of callers whose credentials have none; None: they have none. Raises ConfigError."""
+        return parse_items(self.limits) if self.limits else None
 
     @property
     def tokens(self) -> bool:

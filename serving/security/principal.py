@@ -11,6 +11,7 @@ from ipaddress import IPv6Address
 from typing import Literal, TypeAlias, get_args
 
 from scannery.runtime.errors import PermissionDeniedError, UnknownIndexError
+from scannery.serving.security.limits import Limits
 
 __all__ = [
     "ALL_INDEXES",
@@ -57,6 +58,9 @@ class Principal:
 
     address: str = ""
     """Where a caller without credentials calls from; empty: it has some, or that is not known."""
+
+    limits: Limits | None = field(default=None, compare=False)
+    """What the credentials allow to ask for; None: they do not say."""
 
     # Fields, since every request reads them several times.
     account: str = field(init=False, repr=False, compare=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -11,6 +12,7 @@ from typing import Literal
 from scannery.runtime.errors import InvalidRequestError, UnsupportedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.contract import GET_METRICS, WHO_AM_I
+from scannery.serving.scheduling.quotas import NoQuotas
 from scannery.serving.security.principal import ANONYMOUS, CURRENT, SCOPES, is_visible
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.telemetry.metrics.exposition import MetricsReader
@@ -41,9 +43,16 @@ EMBEDDED = ServerIdentity(role="embedded")
 class Introspection:
     """WhoAmI and GetMetrics. Safe to use from several threads."""
 
-    def __init__(self, identity: ServerIdentity, metrics: MetricsReader | None) -> None:
-        """Answer for the server with `identity`; `metrics`: of all of its workers, None: it has none."""
-        self._identity, self._metrics = identity, metrics
+    def __init__(self, identity: ServerIdentity, metrics: MetricsReader | None, quotas: NoQuotas) -> None:
+        """Answer for a server.
+
+        Args:
+            identity: of the server.
+            metrics: of all of its workers; None: it has none.
+            quotas: what its callers may ask for.
+
+        """
+        self._identity, self._metrics, self._quotas = identity, metrics, quotas
         self.methods = {
             WHO_AM_I: UnaryMethod(pb.WhoAmIRequest, self.who_am_i, "credentials"),
             GET_METRICS: UnaryMethod(pb.GetMetricsRequest, self.metrics, "admin"),
@@ -64,6 +73,8 @@ class Introspection:
         )
         if caller.expires_s < _LAST_S:
             response.expires_at.FromSeconds(math.floor(caller.expires_s))
+        if (limits := self._quotas.limits_of(caller)) is not None:
+            response.limits_json = json.dumps(limits.to_dict())
         return response
 
     def metrics(self, request: pb.GetMetricsRequest, deadline: Deadline) -> pb.GetMetricsResponse:

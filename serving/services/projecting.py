@@ -16,6 +16,7 @@ from scannery.serving.catalog.held_snapshots import HeldSnapshot
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.scanning.projection import Basis, sample_size
 from scannery.serving.engine.scanning.scan_result import ScanPages
+from scannery.serving.limits import DEFAULT_PROJECT_PAGE
 from scannery.serving.request.filter import FIXED_FIELDS
 from scannery.serving.request.scan import PageToken, request_digest
 from scannery.serving.services.registry import UnaryMethod
@@ -28,7 +29,7 @@ from scannery.v1.types_pb2 import Datapoint, Value
 __all__ = ["Projections"]
 
 DEFAULT_LIMIT, MAX_LIMIT = 100_000, 500_000
-DEFAULT_PAGE, MAX_PAGE = 5_000, 10_000
+MAX_PAGE = 10_000
 MAX_ATTRIBUTES = 16
 KEPT_BYTES = 16 << 20
 """Memory of the bases that are kept."""
@@ -57,7 +58,7 @@ class Projections:
     def project(self, request: pb.ProjectRequest, deadline: Deadline) -> pb.ProjectResponse:
         """Return a page of a map; raises as `Scans.read`."""
         limit = _within(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
-        size = _within(request, "page_size", DEFAULT_PAGE, MAX_PAGE)
+        size = _within(request, "page_size", DEFAULT_PROJECT_PAGE, MAX_PAGE)
         names = list(dict.fromkeys(request.attributes))
         if len(names) > MAX_ATTRIBUTES:
             raise InvalidRequestError.at(

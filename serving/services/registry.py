@@ -14,11 +14,14 @@ from scannery.runtime.errors import UnsupportedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.request.search_template import SearchTemplate
+from scannery.serving.scheduling.quotas import NoQuotas
 from scannery.serving.security.principal import Needed
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
 
 __all__ = ["MessageT", "MethodRegistry", "UnaryMethod"]
+
+_NO_QUOTAS = NoQuotas()
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -43,16 +46,21 @@ class MethodRegistry:
     """RPC handlers by full method path. Safe to use from several threads."""
 
     def __init__(
-        self, methods: dict[str, UnaryMethod], *, streams: Mapping[str, Needed] = MappingProxyType({})
+        self,
+        methods: dict[str, UnaryMethod],
+        *,
+        streams: Mapping[str, Needed] = MappingProxyType({}),
+        quotas: NoQuotas = _NO_QUOTAS,
     ) -> None:
         """Register handlers.
 
         Args:
             methods: unary methods by full path.
             streams: required scopes of streams by full path.
+            quotas: what callers may ask for.
 
         """
-        self.methods, self.streams = methods, streams
+        self.methods, self.streams, self.quotas = methods, streams, quotas
         self.over_http: Mapping[str, UnaryMethod] = methods
         """Those that are served over HTTP, too."""
 
@@ -97,12 +105,17 @@ class MethodRegistry:
         if not isinstance(request, method.request):
             raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
         deadline.check()
-        if method.response is None:
-            return method.handle(request, deadline)
-        return method.handle(request, deadline, stats)
+        self.quotas.admit(request)
+        if method.response is not None:
+            return method.handle(request, deadline, stats)
+        answer = method.handle(request, deadline)
+        self.quotas.settle(request, answer)
+        return answer
 
     def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """Check a search without waiting for anything; None: its snapshot is not at hand. `answer` answers it.
+
+        What it returns was admitted by the quotas.
 
         Args:
             request: the search, of a few KB, as it was sent.
@@ -119,10 +132,10 @@ class MethodRegistry:
     ) -> PreparedQuery | None:
         """Return what `prepare` does for a request that differs only in its vector from an earlier one.
 
-        None: the request is to be decoded; it may also be invalid. Raises UnknownIndexError.
+        None: the request is to be decoded; it may also be invalid. Raises UnknownIndexError and QuotaError.
 
         Args:
-            template: of that request.
+            template: of that request, whose caller had the same limits.
             vector_1D: float32 (1, D).
             stats: of this request.
 

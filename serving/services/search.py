@@ -63,6 +63,7 @@ from scannery.serving.request.scan import parse_filters, parse_queries
 from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
+from scannery.serving.scheduling.quotas import NoQuotas
 from scannery.serving.security.principal import is_visible
 from scannery.serving.services.aggregation import Aggregation
 from scannery.serving.services.batches import Batches
@@ -107,6 +108,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+_NO_QUOTAS = NoQuotas()
 
 TakeFeedback: TypeAlias = Callable[[search_pb2.FeedbackRequest], search_pb2.FeedbackResponse]
 
@@ -132,6 +134,7 @@ class Service(MethodRegistry):
         interleaving: Interleaving | None = None,
         identity: ServerIdentity = EMBEDDED,
         metrics: MetricsReader | None = None,
+        quotas: NoQuotas = _NO_QUOTAS,
     ) -> None:
         """Register the handlers.
 
@@ -145,6 +148,7 @@ class Service(MethodRegistry):
             interleaving: chooses searches that are answered by two indexes; None: none are.
             identity: of the server.
             metrics: reads those of all workers; None: embedded, there are none.
+            quotas: what callers may ask for.
 
         """
         self._catalog, self._interleaving = catalog, interleaving
@@ -179,13 +183,13 @@ class Service(MethodRegistry):
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
             **QuerySamples(catalog, sample_queries).methods,
-            **Introspection(identity, metrics).methods,
+            **Introspection(identity, metrics, quotas).methods,
             FEEDBACK: UnaryMethod(search_pb2.FeedbackRequest, partial(_taken, feedback), "read"),
             **Embedding(KnownEncoders(catalog, models)).methods,
         }
         if not self._shards.are_local:
             unary = {path: _known_to_roots(path, method) for path, method in unary.items()}
-        super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
+        super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"}, quotas=quotas)
 
     def resolved(self, request: MessageT, *, look: bool = True) -> MessageT:
         """Return a request with the name of the index in place of its alias."""
@@ -274,6 +278,7 @@ class Service(MethodRegistry):
         # Rows may have to be read for a phrase, which the event loop must not wait for.
         if may_have_phrases(request.query):
             return None
+        self.quotas.admit(request)
         return _prepared(snapshot, request, stats)
 
     def prepare_again(
@@ -287,6 +292,7 @@ class Service(MethodRegistry):
         query = None if parsed is None else ready_vector(vector_1D, parsed.options.vectors)
         if parsed is None or query is None:
             return None
+        self.quotas.admit_query()
         prepared = snapshot.derived(parsed, parsed.options, PreparedSearch.of)
         return PreparedQuery(snapshot, prepared, query, stats)
 
@@ -345,6 +351,8 @@ class Service(MethodRegistry):
         try:
             deadline.check()
             kind = request.WhichOneof("request")
+            if kind is not None:
+                self.quotas.admit(getattr(request, kind))
             if kind == "search":
                 answer = self._search(request.search, deadline, stats)
                 response.search.MergeFromString(self._interleaved(request.search, answer, deadline))

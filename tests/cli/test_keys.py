@@ -22,7 +22,8 @@ def test_a_key_from_its_making_to_its_end(
     tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(tmp_path / "keys.json")
-    assert main(["keys", "create", "web", "--file", file, "--index", "library", "--days", "2"]) == 0
+    limits = ["--limit", "strict", "--limit", "rows_per_s=1e6"]
+    assert main(["keys", "create", "web", "--file", file, "--index", "library", "--days", "2", *limits]) == 0
     output = capsys.readouterr()
     key = output.out.strip()
     assert key.startswith("scn_")
@@ -31,8 +32,10 @@ def test_a_key_from_its_making_to_its_end(
     [listed] = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["scopes"], listed["indexes"]) == ("web", ["read"], ["library"])
     assert "sha256" not in listed
+    assert (listed["limits"]["rows_per_s"], listed["limits"]["max_k"]) == (1e6, 100)
     assert main(["keys", "list", "--file", file]) == 0
-    assert listed["id"] in capsys.readouterr().out
+    assert listed["id"] in (shown := capsys.readouterr().out)
+    assert "limits" in shown
     question = ["search", "--index", "library", "--vector", json.dumps([1.0] * DIMENSIONS), "--json"]
     with serving(library, security=SecurityConfig(keys_file=file)) as server:
         assert main([*question, "--target", server.address]) == 6
@@ -43,9 +46,12 @@ def test_a_key_from_its_making_to_its_end(
         assert main(["keys", "whoami", "--target", server.address, "--json"]) == 0
         caller = json.loads(capsys.readouterr().out)
         assert (caller["name"], caller["indexes"]) == (f"web/{listed['id']}", ["library"])
-        assert caller["expires_at"] == listed["expires_at"]
+        assert (caller["expires_at"], caller["limits"]) == (listed["expires_at"], listed["limits"])
+        assert main([*question, "--target", server.address, "-k", "101"]) == 6
+        assert "max_k" in capsys.readouterr().err
         assert main(["keys", "whoami", "--target", server.address]) == 0
-        assert listed["id"] in capsys.readouterr().out
+        assert listed["id"] in (shown := capsys.readouterr().out)
+        assert "rows_per_s=1e+06" in shown
     assert main(["keys", "revoke", listed["id"], "--file", file]) == 0
     assert json.loads(Path(file).read_text()) == {"keys": []}
     assert main(["keys", "revoke", listed["id"], "--file", file]) == 2

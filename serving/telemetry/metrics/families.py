@@ -31,7 +31,14 @@ class ServerMetrics:
             ("method", "index", "plan", "code"),
             buckets=_SECONDS,
         )
-        self.refused = Counter("scannery_refused_total", "Requests refused at once because of overload.")
+        self.refused, self.limited = (
+            Counter("scannery_refused_total", "Requests refused at once because of overload."),
+            Counter(
+                "scannery_limited_total",
+                "Requests refused by a limit of their caller; `policy`: all limits that are no rates.",
+                ("caller", "limit"),
+            ),
+        )
         self.in_flight = Gauge("scannery_in_flight", "Requests in flight: running or queued.")
         self.limit = Gauge("scannery_in_flight_limit", "Current admission limit, in requests in flight.")
         self.stale_credentials = Gauge(

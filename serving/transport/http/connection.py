@@ -24,6 +24,7 @@ from scannery.runtime.errors import OverloadedError
 from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.admission import SMALL_BYTES
 from scannery.serving.scheduling.permits import Share
+from scannery.serving.security.limits import Limits
 from scannery.serving.security.principal import ANONYMOUS, anonymous_at
 from scannery.serving.transport.http.head import CONTINUE, Exchange, Head, RefusedError
 from scannery.serving.transport.http.parser import PIECE_BYTES, KnownHead, RequestHandler, RequestParser
@@ -133,7 +134,8 @@ class Connection(asyncio.Protocol):
         self._heads: tuple[KnownHead, ...] = ()
         """Heads of its latest requests."""
         self.templates: dict[int, SearchTemplate] = {}
-        """Searches of its latest requests, by the size of their bodies."""
+        self._limits: Limits | None = None
+        """Limits that the templates were admitted for."""
         self._last = False
         """Whether further requests are dropped."""
         self.active_s = time.monotonic()
@@ -145,6 +147,12 @@ class Connection(asyncio.Protocol):
         self._is_full = False
         self._written_bytes = self._read_mark_bytes = 0
         self._read_mark_s = 0.0
+
+    def templates_for(self, limits: Limits | None) -> dict[int, SearchTemplate]:
+        """Return the latest searches of callers with these limits, by the size of their bodies."""
+        if limits is not self._limits:
+            self.templates, self._limits = {}, limits
+        return self.templates
 
     # What the loop calls
 

@@ -340,7 +340,7 @@ class Handler:
     def _prepared(self, exchange: Exchange, data: bytes) -> PreparedQuery | None:
         """Prepare a search; one that differs from another of its connection only in its vector is not decoded."""
         methods, stats = self._lifecycle.methods, exchange.active.stats
-        templates = exchange.connection.templates
+        templates = exchange.connection.templates_for(exchange.principal.limits)
         template = templates.get(len(data))
         vector_1D = None if template is None else template.vector_of(data)
         if template is not None and vector_1D is not None:

@@ -1941,6 +1941,7 @@ class WhoAmIResponse(_message.Message):
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
     SERVER_ID_FIELD_NUMBER: _builtins.int
     SERVER_ROLE_FIELD_NUMBER: _builtins.int
+    LIMITS_JSON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the caller: `NAME/ID` of an API key, `sub/SUBJECT` of a token, `anonymous` without either. Never a secret."""
     all_indexes: _builtins.bool
@@ -1953,6 +1954,8 @@ class WhoAmIResponse(_message.Message):
     """Id of the running server, the same for all of its workers; another one after a restart. Empty: embedded."""
     server_role: _builtins.str
     """`all`: a server of whole indexes; `root`: of a cluster; `embedded`: the store is opened in the process of the caller."""
+    limits_json: _builtins.str
+    """Limits of the caller as a JSON object, with the names of `scannery keys create --limit`; empty: it has none."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What it may do: `read`, `write`, `admin`, in this order. None includes another."""
@@ -1977,10 +1980,11 @@ class WhoAmIResponse(_message.Message):
         server_version: _builtins.str = ...,
         server_id: _builtins.str = ...,
         server_role: _builtins.str = ...,
+        limits_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_indexes", b"all_indexes", "asks_for_credentials", b"asks_for_credentials", "expires_at", b"expires_at", "indexes", b"indexes", "name", b"name", "scopes", b"scopes", "server_id", b"server_id", "server_role", b"server_role", "server_version", b"server_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_indexes", b"all_indexes", "asks_for_credentials", b"asks_for_credentials", "expires_at", b"expires_at", "indexes", b"indexes", "limits_json", b"limits_json", "name", b"name", "scopes", b"scopes", "server_id", b"server_id", "server_role", b"server_role", "server_version", b"server_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
