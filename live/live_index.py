@@ -309,7 +309,9 @@ class LiveIndex(Generic[SnapshotT]):
 
     def delete(self, deletion: Deletion, request: Request, deadline: Deadline) -> Answer:
         """Delete; return when that is durable and visible here. Raises as `Writer.submit`."""
-        named = NamedRows(ids=deletion.ids, document_ids=deletion.document_ids, whole=False)
+        named = NamedRows(
+            ids=deletion.ids, document_ids=deletion.document_ids, whole=deletion.seen is not None
+        )
         return self._write(
             lambda local: self._rows.named(named, local, deadline),
             lambda view: deletion_in(view, deletion, request),

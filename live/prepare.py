@@ -45,6 +45,7 @@ from scannery.runtime.retry import Deadline
 if TYPE_CHECKING:
     from scannery.embed import Chunker, Passage
     from scannery.embed.text.documents import DocumentEncoder
+    from scannery.live.writing.write_views import RowFilter
 
 __all__ = [
     "Condition",
@@ -121,6 +122,8 @@ class Deletion:
     """Condition of each datapoint."""
     conditions: tuple[Condition, ...] = ()
     """Conditions of each of `ids`, in their order; empty: none but `condition`."""
+    seen: RowFilter | None = field(default=None, compare=False)
+    """As of `PreparedUpsert`: other rows stay."""
 
 
 ENCODE_AT_ONCE = 64
@@ -321,11 +324,14 @@ class PreparedUpsert:
     """Terms of partially updated rows, found before the transaction; it redoes those of rows that change meanwhile."""
     vectors: TextVectors | None = field(default=None, compare=False)
     """Named vectors of the texts of partially updated rows, encoded before the transaction."""
+    seen: RowFilter | None = field(default=None, compare=False)
+    """The rows of the index that the writer sees: others are not there for its conditions and updates, and are not
+    replaced. None: all."""
 
     @property
     def needs_state(self) -> bool:
         """Whether the mutation depends on the state of the index."""
-        return bool(self.partial or self.conditional)
+        return bool(self.partial or self.conditional or self.seen is not None)
 
     @cached_property
     def encoded(self) -> bytes:

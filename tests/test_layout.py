@@ -25,7 +25,7 @@ MAX_MODULES = 20
 # Which rooms a room may import (docs/architecture.md). `client` reaches `serving` lazily, in embedded mode
 # only, and `indexer` for records by the names of a spec.
 MAY_IMPORT = {
-    "runtime": set(),
+    "runtime": {"v1"},
     "embed": {"runtime"},
     "indexer": {"runtime"},
     "live": {"embed", "indexer", "runtime"},

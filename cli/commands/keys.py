@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
 
-from scannery.cli.options import JsonOption, connected
+from scannery.cli.options import JsonOption, connected, parsed_json
 from scannery.cli.output import console, print_json
 
 if TYPE_CHECKING:
@@ -34,6 +35,20 @@ def create(
     index: Annotated[
         list[str] | None, typer.Option(help="Restrict the key to this index; may be given several times.")
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON", help='Filter: the key opens these rows alone, as \'{"tenant": "acme"}\'.'
+        ),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(help="Restrict the fields that are read to this one; may be given several times."),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Restrict the key to this method, as Search; may be given several times."),
+    ] = None,
     days: Annotated[float | None, typer.Option(help="Days until the key expires. Default: never.")] = None,
     limit: Annotated[
         list[str] | None,
@@ -48,10 +63,14 @@ def create(
     from scannery.serving.security import KeyFile
     from scannery.serving.security.limits import parse_items
 
+    parts = {"where": parsed_json(where, "--where"), "fields": field, "methods": method}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    access = [{"index": name, **parts} for name in index or ["*"]] if parts else []
     key, text = KeyFile(file).create(
         name,
         scopes=scope or ["read"],
         indexes=index or None,
+        access=access,
         days=days,
         limits=parse_items(limit) if limit else None,
     )
@@ -66,25 +85,34 @@ def list_(file: FileOption, as_json: JsonOption = False) -> None:
 
     keys = KeyFile(file).read()
     if as_json:
-        print_json(
-            [{k: v for k, v in asdict(key).items() if k != "sha256"} | _described(key) for key in keys]
-        )
+        print_json([_item(key) for key in keys])
         return
     table = Table(
-        Column("id", no_wrap=True), "name", "scopes", "indexes", Column("limits", overflow="fold"),
-        "created", "expires",
+        Column("id", no_wrap=True), "name", "scopes", "indexes", Column("opens", overflow="fold"),
+        Column("limits", overflow="fold"), "created", "expires",
     )  # fmt: skip
     for key in keys:
         table.add_row(
-            key.id, key.name, " ".join(key.scopes), _shown(key), str(key.limits or ""), key.created_at,
+            key.id, key.name, " ".join(key.scopes), _shown(key), _opened(key), str(key.limits or ""), key.created_at,
             key.expires_at or "never",
         )  # fmt: skip
     console().print(table)
 
 
-def _described(key: ApiKey) -> dict[str, object]:
-    limits = None if key.limits is None else key.limits.to_dict()
-    return {"indexes": "*" if key.indexes is None else list(key.indexes), "limits": limits}
+def _opened(key: ApiKey) -> str:
+    entries = [entry.as_json() for entry in key.access]
+    return "\n".join(json.dumps(entry) for entry in entries) or "all"
+
+
+def _item(key: ApiKey) -> dict[str, object]:
+    """Return a key without its secret's hash."""
+    fields = asdict(replace(key, access=(), limits=None))
+    del fields["sha256"]
+    return fields | {
+        "indexes": "*" if key.indexes is None else list(key.indexes),
+        "access": [entry.as_json() for entry in key.access],
+        "limits": None if key.limits is None else key.limits.to_dict(),
+    }
 
 
 def _shown(key: ApiKey) -> str:

@@ -15,6 +15,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     field_serializer,
@@ -381,6 +382,27 @@ class IndexSpec(SpecModel):
 
     live: LiveSpec = LiveSpec()
     """Sealing, merging and garbage collection for live updates."""
+
+    _readable_fields: frozenset[str] | None = PrivateAttr(None)
+    """The only fields that a caller may read (`readable`); None: all."""
+
+    def readable(self, fields: frozenset[str]) -> IndexSpec:
+        """Return the spec as it is for a caller who may read some fields alone: it has no other attributes."""
+        spec = self.model_copy(
+            update={
+                "attributes": {name: kind for name, kind in self.attributes.items() if name in fields},
+                "attribute_specs": {
+                    name: attribute for name, attribute in self.attribute_specs.items() if name in fields
+                },
+                "dynamic": False,
+            }
+        )
+        spec._readable_fields = fields
+        return spec
+
+    def may_read(self, field: str) -> bool:
+        """Return whether a caller may read a field of datapoints that is no attribute."""
+        return self._readable_fields is None or field in self._readable_fields
 
     @property
     def embeds(self) -> bool:

@@ -30,11 +30,12 @@ from scannery.live.log.records import Mutation, encoder_digests, rows_fit
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import Condition, Deletion, PartialUpdate, PreparedUpsert, VectorsOf, encode_again
 from scannery.live.row_tables import whole_rows
-from scannery.live.writing.write_views import NamedRows
+from scannery.live.writing.write_views import NamedRows, RowFilter
 from scannery.runtime.errors import (
     ConditionError,
     InvalidRequestError,
     OtherVersionError,
+    PermissionDeniedError,
     UnknownDatapointError,
 )
 
@@ -57,14 +58,17 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
         ConditionError: a condition does not hold.
         UnknownDatapointError: a partial update names a datapoint that does not exist.
         InvalidRequestError: two items write the same datapoint.
+        PermissionDeniedError: a datapoint that the writer does not see would be replaced.
         FormatError: the index has got another encoder or other dimensions since the batch was prepared.
 
     """
     for item in upsert.conditional:
-        _check(item.condition, _rows(state, item.id), item.id, f"{item.path}.condition")
+        matches = _seen(_rows(state, item.id), upsert.seen)
+        _check(item.condition, matches, item.id, f"{item.path}.condition")
+    _check_replaced(upsert, state)
     manifest = state.manifest
     vectors_of = None if upsert.vectors is None else upsert.vectors.encoded
-    changed = [_changed(item, state, upsert.terms, vectors_of) for item in upsert.partial]
+    changed = [_changed(item, upsert, state, vectors_of) for item in upsert.partial]
     if not changed:
         return upsert.mutation
     # The index may have got other words since the batch was prepared; changed rows have the new ones.
@@ -83,20 +87,59 @@ def resolve_deletion(deletion: Deletion, state: LiveState) -> tuple[Mutation, in
 
     """
     gone: dict[tuple[str, int], None] = {}
+    ids: list[str] = []
     for field, names, places_of in (
         ("ids", deletion.ids, _rows_of_id),
         ("document_ids", deletion.document_ids, _rows_of_document),
     ):
         for i, name in enumerate(names):
-            matches = places_of(state, name)
+            matches = _seen(places_of(state, name), deletion.seen)
             if deletion.condition is not None:
                 _check(deletion.condition, matches, name, f"{field}[{i}]")
             if deletion.conditions and field == "ids":
                 _check(deletion.conditions[i], matches, name, f"conditions[{i}]")
             gone |= {(segment.entry.key, row): None for segment, rows in matches for row in rows.tolist()}
+            ids += [] if deletion.seen is None else _ids(matches)
     manifest = state.manifest
     nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()
-    return Mutation(nothing, deletion.ids, deletion.document_ids), len(gone)
+    if deletion.seen is None:
+        return Mutation(nothing, deletion.ids, deletion.document_ids), len(gone)
+    # By name, a document would be removed with the rows that the writer does not see.
+    return Mutation(nothing, tuple(dict.fromkeys(ids))), len(gone)
+
+
+def _ids(matches: RowsBySegment) -> list[str]:
+    return [name for segment, rows_R in matches for name in segment.ids.take(pa.array(rows_R)).to_pylist()]
+
+
+def _seen(matches: RowsBySegment, seen: RowFilter | None) -> RowsBySegment:
+    """Return those of some rows that a writer sees."""
+    if seen is None:
+        return matches
+    kept = [(segment, rows_R[seen.allowed(segment).holds(rows_R)]) for segment, rows_R in matches]
+    return [(segment, rows_R) for segment, rows_R in kept if len(rows_R)]
+
+
+def _check_replaced(upsert: PreparedUpsert, state: LiveState) -> None:
+    """Raise PermissionDeniedError if a batch replaces a datapoint that its writer does not see."""
+    mutation = upsert.mutation
+    if upsert.seen is None:
+        return
+    for names, places_of in (
+        ((*mutation.ids, *mutation.removed_ids), _rows_of_id),
+        (mutation.removed_documents, _rows_of_document),
+    ):
+        for name in names:
+            matches = places_of(state, name)
+            if _count(matches) > _count(_seen(matches, upsert.seen)):
+                raise PermissionDeniedError(
+                    f"upserts: datapoint {name!r:.200} cannot be written with these credentials",
+                    field="upserts",
+                )
+
+
+def _count(matches: RowsBySegment) -> int:
+    return sum(len(rows_R) for _, rows_R in matches)
 
 
 def _check(condition: Condition, matches: RowsBySegment, name: str, path: str) -> None:
@@ -132,9 +175,15 @@ def _rows(state: LiveState, name: str) -> RowsBySegment:
 def named_by(upsert: PreparedUpsert, state: LiveState) -> NamedRows:
     """Return the rows that `resolve_upsert` reads (`_rows`)."""
     names = [item.id for item in upsert.conditional] + [item.id for item in upsert.partial]
-    ids = tuple(dict.fromkeys(names))
-    chunked = state.manifest.spec.source.chunk is not None
-    return NamedRows(ids=ids, document_ids=ids if chunked else (), whole=bool(upsert.partial))
+    documents = names if state.manifest.spec.source.chunk is not None else []
+    if upsert.seen is not None:  # whose filter is about all columns
+        names = [*names, *upsert.mutation.ids, *upsert.mutation.removed_ids]
+        documents = [*documents, *upsert.mutation.removed_documents]
+    return NamedRows(
+        ids=tuple(dict.fromkeys(names)),
+        document_ids=tuple(dict.fromkeys(documents)),
+        whole=bool(upsert.partial or upsert.seen is not None),
+    )
 
 
 def _rows_of_id(state: LiveState, identifier: str) -> RowsBySegment:
@@ -164,20 +213,20 @@ def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
     vectors_of = None if upsert.vectors is None else upsert.vectors.encode
     for item in upsert.partial:
         with contextlib.suppress(UnknownDatapointError):  # it may exist when the write is resolved
-            _changed(item, state, upsert.terms, vectors_of)
+            _changed(item, upsert, state, vectors_of)
 
 
 def _changed(
-    item: PartialUpdate, state: LiveState, terms: KnownTerms, vectors_of: VectorsOf | None
+    item: PartialUpdate, upsert: PreparedUpsert, state: LiveState, vectors_of: VectorsOf | None
 ) -> pa.Table:
     """Return the rows of an existing datapoint with the fields of the mask changed, and their terms."""
-    matches = _rows(state, item.id)
+    matches = _seen(_rows(state, item.id), upsert.seen)
     path = f"{item.path}.datapoint.id"
     if not matches:
         raise UnknownDatapointError(
             f"{path}: index {state.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
         )
-    return changed_rows(matches, item, state.manifest, terms, vectors_of)
+    return changed_rows(matches, item, state.manifest, upsert.terms, vectors_of)
 
 
 def changed_rows(

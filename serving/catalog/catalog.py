@@ -63,7 +63,7 @@ from scannery.serving.catalog.published_versions import (
     is_stored,
 )
 from scannery.serving.catalog.version_opener import VersionOpener
-from scannery.serving.security.principal import CURRENT, is_visible
+from scannery.serving.security.principal import CURRENT, current_seen, is_visible
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["OPEN_S", "Catalog"]
@@ -277,7 +277,10 @@ class Catalog:
         # What is wrong is said in one place, so that an index that the caller cannot see is as one that is not there.
         if live is None or self._closed or not (principal is None or principal.sees(name)):
             return None
-        return live.snapshot
+        snapshot = live.snapshot
+        if principal is None or not principal.access:
+            return snapshot
+        return snapshot.as_seen(current_seen(name))
 
     def open_created(self, name: str, *, wait_s: float = OPEN_S) -> None:
         """Open the latest version of an index that was just made; an error is kept in its entry.
@@ -349,7 +352,21 @@ class Catalog:
         ]
 
     def snapshot(self, name: str, *, min_sequence: int = 0, deadline: Deadline | None = None) -> Snapshot:
+        """Return the current snapshot of an index as the caller sees it; arguments and errors as of `whole_snapshot`.
+
+        Raises:
+            PermissionDeniedError: the filter of the caller does not fit the index.
+
+        """
+        snapshot = self.whole_snapshot(name, min_sequence=min_sequence, deadline=deadline)
+        return snapshot.as_seen(current_seen(name))
+
+    def whole_snapshot(
+        self, name: str, *, min_sequence: int = 0, deadline: Deadline | None = None
+    ) -> Snapshot:
         """Return the current snapshot of an index; wait until it has all mutations up to `min_sequence`.
+
+        What is read from it, and is not of the rows that the caller sees, must not reach the caller.
 
         Raises:
             UnknownIndexError: there is no such index; the message names the existing ones.
@@ -371,7 +388,7 @@ class Catalog:
         return reached
 
     def held_snapshot(self, name: str, version: int, sequence: int, *, deadline: Deadline) -> HeldSnapshot:
-        """Return the snapshot of an index with this version and sequence, kept for scans; opened again if it is not.
+        """Return the snapshot of all of an index at a version and sequence, kept for scans; opened again if it is not.
 
         Raises:
             SnapshotGoneError: the version or the mutations are gone.

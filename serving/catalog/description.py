@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
+from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment, OpenIndex
 from scannery.indexer.manifest import Recall
 from scannery.indexer.tuning.settings_choice import TUNED_K, expected_searches, named_recalls
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -30,17 +30,20 @@ class IndexCounts:
     @classmethod
     def of(cls, snapshot: Snapshot) -> IndexCounts:
         """Return the counts of a snapshot."""
-        vectors = {
-            name: sum(part.segment.rows for part in snapshot.space(name).parts)
-            for name in snapshot.manifest.named_vectors
-        }
+        vectors = {name: _live_rows(snapshot.space(name).index) for name in snapshot.manifest.named_vectors}
         return cls(snapshot.rows, memory_rows(snapshot), vectors, snapshot.sequence)
+
+
+def _live_rows(index: OpenIndex) -> int:
+    pairs = zip(index.segments, index.alive, strict=True)
+    return sum(segment.rows if alive is None else alive.count for segment, alive in pairs)
 
 
 def index_info(
     manifest: Manifest,
     *,
     details: bool,
+    narrowed: bool = False,
     counts: IndexCounts | None = None,
     problem: str = "",
     aliases: Sequence[str] = (),
@@ -50,11 +53,14 @@ def index_info(
     Args:
         manifest: of the version.
         details: whether segments and spec are included.
-        counts: current ones; None: those of the manifest.
+        narrowed: whether the caller sees a part of the index: sizes and segments are those of all of it.
+        counts: current ones, of what the caller sees; None: those of the manifest.
         problem: current error of the index; empty: none.
         aliases: names that stand for it.
 
     """
+    if narrowed:
+        counts = counts or IndexCounts(0, 0, {}, manifest.log_sequence)
     spec, recalls = manifest.spec, named_recalls(manifest)
     info = pb.IndexInfo(
         name=manifest.index,
@@ -66,7 +72,7 @@ def index_info(
         lexical=spec.lexical is not None,
         encoder=_encoder(manifest),
         shards=manifest.shards,
-        size_bytes=manifest.size_bytes,
+        size_bytes=0 if narrowed else manifest.size_bytes,
         sequence=manifest.log_sequence if counts is None else counts.sequence,
         memory_rows=0 if counts is None else counts.memory_rows,
         recall=_recall(manifest.recall) if manifest.dimensions else None,
@@ -76,7 +82,7 @@ def index_info(
         named_vectors={name: _named(manifest, name, recall, counts) for name, recall in recalls.items()},
     )
     info.created_at.FromDatetime(manifest.created_at)
-    if details:
+    if details and not narrowed:
         info.segments.extend(
             pb.SegmentInfo(
                 key=entry.key,
@@ -87,6 +93,7 @@ def index_info(
             )
             for entry in manifest.segments
         )
+    if details:
         info.spec_json = spec.model_dump_json()
     return info
 

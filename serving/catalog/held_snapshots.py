@@ -117,8 +117,9 @@ class HeldSnapshots:
         return max_bytes if self._half_bytes is None else min(max_bytes, self._half_bytes)
 
     def hold(self, snapshot: Snapshot) -> HeldSnapshot:
-        """Keep a snapshot, or the equal one that is kept already."""
+        """Keep a snapshot of all of an index, or the equal one that is kept already."""
         now_s = self._clock()
+        snapshot = snapshot.whole
         manifest = snapshot.manifest
         key = manifest.index, manifest.index_id, manifest.version, snapshot.sequence
         with self._lock:

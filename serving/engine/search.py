@@ -142,13 +142,14 @@ def explanation(
 
     Where named vectors are searched, the segments are the files with these. `by_leaves`: the segments are on the leaves
     of a cluster, so their plans are not known, and the expected recall (0: not known) only of a search that is exact.
+    A caller who sees a part of the index is not told of the segments: their rows are those of all.
     """
     fusion = None
     if options.mode == "hybrid":
         fusion = Fusion(method=WIRE_METHODS[options.fusion.method], alpha=options.fusion.alpha)
     elif len(options.vectors) > 1 and options.mode == "dense":
         fusion = Fusion(method=WIRE_METHODS[options.fusion.method])
-    files = _files(snapshot, options)
+    files = _files(snapshot, options) if snapshot.seen is None else []
     searched = [stats.segments.get((path, name, number)) for name, number, _ in files]
     exact = options.exact or options.mode == "lexical"
     return Explanation(
@@ -177,6 +178,8 @@ def _likeness(snapshot: Snapshot, options: Options, query: Query) -> dict[str, A
     """Return how unlike the vectors of the index that of a query is, with a warning where it is very unlike."""
     part = query.query if isinstance(query, WithWords) else query
     if not isinstance(part, ByVector) or options.mode == "lexical" or len(options.vectors) != 1:
+        return {}
+    if snapshot.seen is not None:
         return {}
     [choice] = options.vectors
     strangeness_Q = snapshot.vector_checks.strangeness(snapshot.index, choice.name, part.vector_D[None])

@@ -15,7 +15,7 @@ import numpy as np
 from scannery.indexer import NO_EXPANSION, Expansion, IndexSpec, Manifest, SearchSettings
 from scannery.indexer.manifest import RERANK, ModelCurve, Ranker, RelevanceCurve
 from scannery.indexer.tuning.settings_choice import TUNED_K
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import InvalidRequestError, PermissionDeniedError
 from scannery.serving import limits
 from scannery.serving.recall.controller import raised_target
 from scannery.serving.request.context import Context, parse_context
@@ -337,10 +337,12 @@ def parse_options(
 
     Raises:
         InvalidRequestError: names the field.
+        PermissionDeniedError: the caller may not read a field of the answer.
         VectorsUnavailableError: the mode is dense or hybrid, and the index has no vectors.
 
     """
     spec = manifest.spec
+    _check_text(message, spec)
     k = message.k if message.HasField("k") else limits.DEFAULT_K
     vectors = of_vector_model(parse_vectors(message.vectors, manifest), message, manifest, maps)
     mode = parse_mode(message, spec, vectors)
@@ -419,11 +421,17 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
 
     Raises:
         InvalidRequestError: the index has no field of this name, or there are too many names.
+        PermissionDeniedError: the caller may not read vectors.
 
     """
     if len(names) > limits.MAX_RETURN_FIELDS:
         raise InvalidRequestError.at("fields", f"has more than {limits.MAX_RETURN_FIELDS} names")
-    names_of_fields = dict.fromkeys((*_FIELDS, *spec.attributes))
+    if vector and not spec.may_read("vector"):
+        raise PermissionDeniedError(
+            "return_vector: these credentials do not open vectors", field="return_vector"
+        )
+    fixed = [name for name in _FIELDS if name in _IDS or spec.may_read(name)]
+    names_of_fields = dict.fromkeys((*fixed, *spec.attributes))
     undeclared = tuple(dict.fromkeys(name for name in names if name not in names_of_fields))
     for name in names:
         if name not in names_of_fields and not (
@@ -445,8 +453,9 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
     )
 
 
-# Responses always include `id` and `document_id`; naming them is allowed.
-_FIELDS = ("id", "document_id", "title", "text", "payload", "offsets")
+_IDS = ("id", "document_id")
+# Responses always include these; naming them is allowed.
+_FIELDS = (*_IDS, "title", "text", "payload", "offsets")
 
 
 def _rerank(message: pb.SearchOptions, manifest: Manifest) -> Rerank | None:
@@ -461,6 +470,13 @@ def _rerank(message: pb.SearchOptions, manifest: Manifest) -> Rerank | None:
         )
     relevance = manifest.relevance.models.get(RERANK) if manifest.relevance is not None else None
     return Rerank(candidates=candidates, time_budget_s=budget_s, relevance=relevance)
+
+
+def _check_text(message: pb.SearchOptions, spec: IndexSpec) -> None:
+    """Raise PermissionDeniedError if a search returns parts of texts to a caller who may not read them."""
+    for name in ("highlight", "context"):
+        if message.HasField(name) and not spec.may_read("text"):
+            raise PermissionDeniedError(f"{name}: these credentials do not open the field text", field=name)
 
 
 def _highlight(message: pb.SearchOptions, hits: int, index: str, vectors: ChosenVectors) -> Highlight | None:

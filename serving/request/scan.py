@@ -99,8 +99,8 @@ class PageToken:
         return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def request_digest(request: pb.ScanRequest) -> bytes:
-    """Return a hash of what all pages of a scan have in common, `DIGEST_BYTES` long."""
+def request_digest(request: pb.ScanRequest, *, seen: bytes = b"") -> bytes:
+    """Return a hash of what all pages of a scan have in common, `DIGEST_BYTES` long; `seen`: what the caller sees."""
     common = pb.ScanRequest(
         return_fields=sorted(set(request.return_fields)),  # their order changes nothing
         return_vector=request.return_vector,
@@ -112,7 +112,8 @@ def request_digest(request: pb.ScanRequest) -> bytes:
     if request.HasField("order_by"):
         common.order_by.CopyFrom(request.order_by)
     data = common.SerializeToString(deterministic=True)
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+    key = hashlib.blake2b(seen).digest() if seen else b""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES, key=key).digest()
 
 
 def parse_page_token(text: str, manifest: Manifest, digest: bytes) -> PageToken:

@@ -15,11 +15,12 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from scannery.runtime.errors import ConfigError
+from scannery.serving.security.access import Access, parse_access
 from scannery.serving.security.limits import Limits, parse_limits
 from scannery.serving.security.principal import ALL_INDEXES, SCOPES, Principal, Scope
 from scannery.serving.security.private_files import locked, read_private, replaced
@@ -44,6 +45,8 @@ class ApiKey:
     scopes: tuple[Scope, ...] = ("read",)
     indexes: tuple[str, ...] | None = None
     """The only indexes that the key can see; None: all."""
+    access: tuple[Access, ...] = ()
+    """What it opens of these (`Principal.access`)."""
     created_at: str = ""
     """ISO 8601 with a time zone."""
     expires_at: str = ""
@@ -59,6 +62,11 @@ class ApiKey:
             _parse_time(self.expires_at)
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise ConfigError("sha256: must be 64 hexadecimal digits", field="sha256")
+        if any(entry.fields is not None for entry in self.access) and "write" in self.scopes:
+            raise ConfigError(
+                "access: a key with `fields` cannot have the scope write: a datapoint is written with all fields",
+                field="access",
+            )
 
     @property
     def principal(self) -> Principal:
@@ -66,7 +74,7 @@ class ApiKey:
         indexes = None if self.indexes is None else frozenset(self.indexes)
         expires_s = _parse_time(self.expires_at).timestamp() if self.expires_at else math.inf
         name = f"{self.name or 'key'}/{self.id}"
-        return Principal(name, frozenset(self.scopes), indexes, expires_s, limits=self.limits)
+        return Principal(name, frozenset(self.scopes), indexes, expires_s, self.access, limits=self.limits)
 
 
 class KeyRing:
@@ -124,6 +132,7 @@ class KeyFile:
                         **item,
                         "scopes": _scopes(item["scopes"]),
                         "indexes": _indexes(item),
+                        "access": parse_access(item["access"]) if "access" in item else (),
                         "limits": _limits(item),
                     }
                 )
@@ -141,6 +150,7 @@ class KeyFile:
         *,
         scopes: Sequence[str] = ("read",),
         indexes: Sequence[str] | None = None,
+        access: Sequence[object] = (),
         days: float | None = None,
         limits: Limits | None = None,
     ) -> tuple[ApiKey, str]:
@@ -150,6 +160,7 @@ class KeyFile:
             name: purpose of the key, 1 to 64 printable characters without `/`.
             scopes: at least one of `read`, `write`, `admin`.
             indexes: the only indexes that the key can see, at least one; None: all.
+            access: what it opens of these, as `parse_access` takes it; empty: all.
             days: days until it expires, above 0 and below 36,500; None: it does not expire.
             limits: what it may ask for; None: what the server allows to callers without limits.
 
@@ -170,6 +181,7 @@ class KeyFile:
             sha256=hashlib.sha256(secret.encode()).hexdigest(),
             scopes=_scopes(scopes),
             indexes=None if indexes is None else tuple(indexes),
+            access=parse_access(access) if access else (),
             created_at=now.isoformat(timespec="seconds"),
             expires_at="" if days is None else (now + dt.timedelta(days=days)).isoformat(timespec="seconds"),
             limits=limits,
@@ -195,13 +207,16 @@ class KeyFile:
         return match
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
-        items = [
-            {name: value for name, value in asdict(key).items() if name != "limits"}
-            | {"indexes": ALL_INDEXES if key.indexes is None else key.indexes}
-            | _written_limits(key)
-            for key in keys
-        ]
-        replaced(self.path, json.dumps({"keys": items}, indent=1))
+        replaced(self.path, json.dumps({"keys": [_item(key) for key in keys]}, indent=1))
+
+
+def _item(key: ApiKey) -> dict[str, Any]:
+    """Return a key as the file has it: without what it does not have and earlier releases do not know."""
+    fields = asdict(replace(key, access=(), limits=None))
+    del fields["access"], fields["limits"]
+    fields["indexes"] = ALL_INDEXES if key.indexes is None else key.indexes
+    access = {"access": [entry.as_json() for entry in key.access]} if key.access else {}
+    return fields | access | _written_limits(key)
 
 
 def _named(text: str, keys: Sequence[ApiKey], path: Path) -> ApiKey:

@@ -4,8 +4,9 @@ Unknown callers get UNAUTHENTICATED for every method, whether it exists or not.
 
 JSON Web Tokens (RFC 7519) of one issuer are checked against its published keys (JWK set, RFC 7517). Claims: `sub` names
 the caller; `scope` holds scopes out of `read write admin`, separated by spaces; `scannery_indexes` lists the indexes
-that the caller can see (absent or `"*"`: all; null: none); `scannery_limits` has what it may ask for
-(limits.py; absent or null: what the server allows to callers without limits). `exp` is required.
+that the caller can see (absent or `"*"`: all; null: none), and a claim that the operator names what of these
+(access.py); `scannery_limits` has what it may ask for (limits.py; absent or null: what the server allows to callers
+without limits). `exp` is required.
 
 Whether a caller may call a method is checked by every port before it reads a request; streams recheck. The certificates
 of TLS and mTLS may be renewed while the server runs.
@@ -27,8 +28,10 @@ from typing import Any, TypeAlias
 import grpc
 
 from scannery.runtime.errors import ConfigError, PermissionDeniedError, UnauthenticatedError, UnsupportedError
+from scannery.serving.security.access import NOTHING, Access, parse_access
 from scannery.serving.security.api_keys import PREFIX, KeyFile, KeyRing
 from scannery.serving.security.config import SecurityConfig
+from scannery.serving.security.groups import GroupTable
 from scannery.serving.security.limits import parse_limits
 from scannery.serving.security.principal import ALL_INDEXES, ANONYMOUS, SCOPES, Needed, Principal
 from scannery.serving.security.private_files import WatchedValue, read_private
@@ -58,13 +61,14 @@ MAX_NAME = 64
 class TokenVerifier:
     """Checks tokens, and caches valid ones until they expire. Otherwise immutable."""
 
-    def __init__(self, jwks: dict[str, Any], *, issuer: str, audience: str) -> None:
+    def __init__(self, jwks: dict[str, Any], *, issuer: str, audience: str, access_claim: str = "") -> None:
         """Select the keys that can check signatures.
 
         Args:
             jwks: the JWK set of the issuer, decoded.
             issuer: required value of `iss`.
             audience: required value of `aud`.
+            access_claim: claim with what a token opens of indexes; empty: it opens all that its scopes allow.
 
         Raises:
             ConfigError: it is not a JWK set, or has no key for signatures that is strong enough.
@@ -73,7 +77,7 @@ class TokenVerifier:
         import jwt  # imported only where tokens are used
 
         self._jwt = jwt
-        self._issuer, self._audience = issuer, audience
+        self._issuer, self._audience, self._access_claim = issuer, audience, access_claim
         try:
             usable = [jwk for jwk in jwks["keys"] if _is_for_signatures(jwk)]
             keys = jwt.PyJWKSet.from_dict({"keys": usable}).keys
@@ -95,14 +99,14 @@ class TokenVerifier:
         """Callers by SHA-256 of the token."""
 
     @classmethod
-    def read(cls, path: str, *, issuer: str, audience: str) -> TokenVerifier:
+    def read(cls, path: str, *, issuer: str, audience: str, access_claim: str = "") -> TokenVerifier:
         """Return the verifier with the keys of a file; ConfigError if they cannot be used."""
         data = read_private(path, "jwks_file")
         try:
             jwks = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"jwks_file: {path} is not JSON", field="jwks_file") from error
-        return cls(jwks, issuer=issuer, audience=audience)
+        return cls(jwks, issuer=issuer, audience=audience, access_claim=access_claim)
 
     def principal(self, token: str, now_s: float) -> Principal | None:
         """Return the caller that a token names at `now_s` (seconds since 1970); None if it is invalid or expired."""
@@ -115,7 +119,7 @@ class TokenVerifier:
             self._cache.pop(digest, None)
             return None
         claims = self._claims(token)
-        principal = None if claims is None else _principal(claims)
+        principal = None if claims is None else _principal(claims, self._access_claim)
         if principal is None or now_s >= principal.expires_s:
             return None
         self._cache[digest] = principal
@@ -153,7 +157,7 @@ def _is_strong(key: Any) -> bool:
     return bool(key.key_type != "RSA" or key.key.key_size >= MIN_RSA_BITS)
 
 
-def _principal(claims: dict[str, Any]) -> Principal | None:
+def _principal(claims: dict[str, Any], access_claim: str) -> Principal | None:
     scope, indexes = claims.get("scope", ""), claims.get("scannery_indexes", ALL_INDEXES)
     if not isinstance(scope, str) or not (indexes in (None, ALL_INDEXES) or isinstance(indexes, list)):
         return None
@@ -161,14 +165,22 @@ def _principal(claims: dict[str, Any]) -> Principal | None:
     # Issuers send null for an attribute without a value: such a caller sees no index.
     names = indexes if isinstance(indexes, list) else ()
     visible = None if indexes == ALL_INDEXES else frozenset(name for name in names if isinstance(name, str))
+    access: tuple[Access, ...] = ()
     try:
         limits = None if claims.get("scannery_limits") is None else parse_limits(claims["scannery_limits"])
     except ConfigError as error:
         # A caller whose limits are not understood must not be without.
         _LOG.warning("a token was refused: its claim scannery_limits: %s", error)
         return None
+    if access_claim:
+        try:
+            access = parse_access(claims.get(access_claim), path=access_claim)
+        except ConfigError as error:
+            # A token that was meant to open a part must not open all.
+            _LOG.warning("a token of %r opens nothing: %s", str(claims["sub"])[:MAX_NAME], error)
+            access = (NOTHING,)
     name = f"sub/{_short(str(claims['sub']))}"
-    return Principal(name, allowed, visible, _expiry(claims) + LEEWAY_S, limits=limits)
+    return Principal(name, allowed, visible, _expiry(claims) + LEEWAY_S, access, limits=limits)
 
 
 def _expiry(claims: dict[str, Any]) -> float:
@@ -188,6 +200,8 @@ def _short(name: str) -> str:
 
 CHECK_EVERY_S = 1.0
 """Seconds between two checks of the credential files for changes."""
+CHECK_GROUPS_EVERY_S = 0.5
+"""A change of rights is seen within a second."""
 _BEARER = ("bearer ", "bearer: ")
 """Word before a token. With a colon: what clients of the managed service's private endpoints send."""
 _KEY_HEADER = "x-goog-api-key"
@@ -225,6 +239,9 @@ class Authenticator:
             every_s=CHECK_EVERY_S,
             clock=ticks,
         )
+        self._groups = WatchedValue(
+            "groups", (config.groups_file,), self._read_groups, every_s=CHECK_GROUPS_EVERY_S, clock=ticks
+        )
 
     @property
     def asks(self) -> bool:
@@ -234,7 +251,7 @@ class Authenticator:
     @property
     def stale_s(self) -> float:
         """Seconds for which the files could not be read; 0 if the last check succeeded."""
-        return self._files.stale_s
+        return max(self._files.stale_s, self._groups.stale_s)
 
     def principal(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal | None:
         """Return the caller that the metadata of a call identifies; None without valid credentials."""
@@ -246,15 +263,26 @@ class Authenticator:
         self._files.look()
         keys, tokens = self._files.value
         now_s = self._clock()
-        if text.startswith(PREFIX):
-            return keys.principal(text, now_s) if keys else None
-        return tokens.principal(text, now_s) if tokens else None
+        by = keys if text.startswith(PREFIX) else tokens
+        principal = None if by is None else by.principal(text, now_s)
+        if principal is None or not principal.access:
+            return principal
+        self._groups.look()
+        return self._groups.value.filled(principal)
+
+    def _read_groups(self) -> GroupTable:
+        return GroupTable.read(self._config.groups_file) if self._config.groups_file else GroupTable({})
 
     def _read(self) -> tuple[KeyRing | None, TokenVerifier | None]:
         config = self._config
         keys = _read_keys(config.keys_file) if config.keys_file else None
         tokens = (
-            TokenVerifier.read(config.jwks_file, issuer=config.jwt_issuer, audience=config.jwt_audience)
+            TokenVerifier.read(
+                config.jwks_file,
+                issuer=config.jwt_issuer,
+                audience=config.jwt_audience,
+                access_claim=config.jwt_access_claim,
+            )
             if config.jwks_file
             else None
         )

@@ -37,6 +37,15 @@ class SecurityConfig:
 
     jwt_audience: str = _option("", "Audience of the tokens.", metavar="AUD")
 
+    jwt_access_claim: str = _option(
+        "", "Claim of the tokens that says what they open of an index; without it, a token opens nothing.",
+        metavar="NAME",
+    )  # fmt: skip
+
+    groups_file: str = _option(
+        "", "Groups of callers, for filters of keys and tokens that name $groups.", "--groups", metavar="FILE"
+    )
+
     tls_cert: str = _option("", "Certificate chain, PEM.", metavar="FILE")
 
     tls_key: str = _option("", "Private key of the certificate, PEM.", metavar="FILE")
@@ -70,6 +79,10 @@ class SecurityConfig:
         make_absolute(self, *_FILES)
         _check_complete(self, "tls_cert", "tls_key")
         _check_complete(self, "jwks_file", "jwt_issuer", "jwt_audience")
+        if self.jwt_access_claim and not self.jwks_file:
+            raise ConfigError("jwt_access_claim: needs jwks_file", field="jwt_access_claim")
+        if self.groups_file and not self.tokens:
+            raise ConfigError("groups_file: needs keys_file or jwks_file", field="groups_file")
         if self.behind_tls and self.tls_cert:
             raise ConfigError("behind_tls: cannot be combined with tls_cert", field="behind_tls")
         if self.client_ca and not self.tls_cert:
@@ -101,7 +114,7 @@ class SecurityConfig:
         return not self.authenticates if self.reflection is None else self.reflection
 
 
-_FILES = ("keys_file", "jwks_file", "tls_cert", "tls_key", "client_ca")
+_FILES = ("keys_file", "jwks_file", "groups_file", "tls_cert", "tls_key", "client_ca")
 
 
 def _check_complete(config: SecurityConfig, *names: str) -> None:

@@ -11,6 +11,7 @@ from ipaddress import IPv6Address
 from typing import Literal, TypeAlias, get_args
 
 from scannery.runtime.errors import PermissionDeniedError, UnknownIndexError
+from scannery.serving.security.access import Access, Seen, access_to
 from scannery.serving.security.limits import Limits
 
 __all__ = [
@@ -22,10 +23,13 @@ __all__ = [
     "Principal",
     "Scope",
     "anonymous_at",
+    "check_method",
     "check_visible",
+    "current_access",
     "current_account",
     "current_client",
     "current_principal",
+    "current_seen",
     "is_visible",
 ]
 
@@ -56,6 +60,10 @@ class Principal:
     expires_s: float = field(default=math.inf, compare=False)
     """Time after which the credentials are refused, in seconds since 1970; infinite: never."""
 
+    access: tuple[Access, ...] = ()
+    """What the caller sees of the indexes that it can see: the first entry whose pattern names an index counts, and of
+    an index that none names nothing is seen. Empty: all of them are open."""
+
     address: str = ""
     """Where a caller without credentials calls from; empty: it has some, or that is not known."""
 
@@ -83,7 +91,34 @@ class Principal:
 
     def sees(self, index: str) -> bool:
         """Return whether the caller can see the index."""
-        return self.indexes is None or index in self.indexes
+        if self.indexes is not None and index not in self.indexes:
+            return False
+        return not self.access or access_to(self.access, index) is not None
+
+    def access_to(self, index: str) -> Access | None:
+        """Return what the caller sees of an index that it can see; None: all of it."""
+        return access_to(self.access, index) if self.access else None
+
+    def check_method(self, path: str, index: str, *, narrowed: bool) -> None:
+        """Raise PermissionDeniedError if the caller may not call a method for an index.
+
+        Args:
+            path: of the method.
+            index: empty: the method is about no index, or about several.
+            narrowed: whether the method serves callers who see a part of an index.
+
+        """
+        if not self.access:
+            return
+        entry = self.access_to(index) if index else None
+        entries = self.access if entry is None else (entry,)
+        name = path.rpartition("/")[2]
+        if not any(each.opens_method(name) for each in entries):
+            raise PermissionDeniedError(f"these credentials do not open the method {name}")
+        if not narrowed and any(each.seen is not None for each in entries):
+            raise PermissionDeniedError(
+                f"{name} is about all of an index, and these credentials open a part of it"
+            )
 
     def visible(self, indexes: Iterable[str]) -> list[str]:
         """Return the indexes that the caller can see, in the given order."""
@@ -138,6 +173,25 @@ def is_visible(index: str) -> bool:
     """Return whether the caller of the current request can see an index; inside this process, all are seen."""
     principal = CURRENT.get()
     return principal is None or principal.sees(index)
+
+
+def current_access(index: str) -> Access | None:
+    """Return what the caller of the current request sees of an index; None: all of it."""
+    principal = CURRENT.get()
+    return principal.access_to(index) if principal is not None and principal.access else None
+
+
+def current_seen(index: str) -> Seen | None:
+    """Return the part of an index that the caller of the current request sees; None: all of it."""
+    access = current_access(index)
+    return None if access is None else access.seen
+
+
+def check_method(path: str, index: str, *, narrowed: bool) -> None:
+    """As `Principal.check_method`, for the caller of the current request; inside this process, all are open."""
+    principal = CURRENT.get()
+    if principal is not None and principal.access:
+        principal.check_method(path, index, narrowed=narrowed)
 
 
 def check_visible(index: str) -> None:

@@ -32,10 +32,10 @@ class Aggregation:
         """Serve the indexes of `shards`."""
         self._shards = shards
         self.methods = {
-            f"/{SEARCH_SERVICE}/Count": UnaryMethod(pb.CountRequest, self.count, "read"),
-            f"/{SEARCH_SERVICE}/Facets": UnaryMethod(pb.FacetsRequest, self.facets, "read"),
+            f"/{SEARCH_SERVICE}/Count": UnaryMethod(pb.CountRequest, self.count, "read", narrowed=True),
+            f"/{SEARCH_SERVICE}/Facets": UnaryMethod(pb.FacetsRequest, self.facets, "read", narrowed=True),
             f"/{SEARCH_SERVICE}/AttributeStats": UnaryMethod(
-                pb.AttributeStatsRequest, self.attribute_stats, "read"
+                pb.AttributeStatsRequest, self.attribute_stats, "read", narrowed=True
             ),
         }
 

@@ -211,8 +211,8 @@ class Embedding:
         """Serve `encoders(index)`, which returns the encoders that the caller can see: of an index, or all (empty)."""
         self._encoders = encoders
         self.methods = {
-            EMBED: UnaryMethod(pb.EmbedRequest, self.embed, "read"),
-            LIST_ENCODERS: UnaryMethod(pb.ListEncodersRequest, self.list_encoders, "read"),
+            EMBED: UnaryMethod(pb.EmbedRequest, self.embed, "read", narrowed=True),
+            LIST_ENCODERS: UnaryMethod(pb.ListEncodersRequest, self.list_encoders, "read", narrowed=True),
         }
 
     def embed(self, request: pb.EmbedRequest, deadline: Deadline) -> pb.EmbedResponse:

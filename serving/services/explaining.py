@@ -37,7 +37,7 @@ class Explaining:
         """Serve the indexes of `shards`."""
         self._shards, self._prepare = shards, prepare
         self.methods = {
-            f"/{SEARCH_SERVICE}/Explain": UnaryMethod(pb.ExplainRequest, self.explain, "read"),
+            f"/{SEARCH_SERVICE}/Explain": UnaryMethod(pb.ExplainRequest, self.explain, "read", narrowed=True),
         }
 
     def explain(self, request: pb.ExplainRequest, deadline: Deadline) -> pb.ExplainResponse:

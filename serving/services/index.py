@@ -48,10 +48,10 @@ from scannery.serving.contract import (
     LIST_ALIASES,
     SET_ALIAS,
 )
-from scannery.serving.security.principal import is_visible
+from scannery.serving.security.principal import current_seen, is_visible
 from scannery.serving.services.registry import MessageT, UnaryMethod
 from scannery.serving.services.shards import Shards
-from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.snapshot.snapshot import Snapshot, readable
 from scannery.v1 import index_pb2 as pb
 from scannery.v1 import search_pb2
 
@@ -75,8 +75,12 @@ class Indexes:
         """Serve the indexes of `catalog`, whose rows `shards` have."""
         self._catalog, self._shards = catalog, shards
         self.methods = {
-            f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(pb.ListIndexesRequest, self.list_indexes, "read"),
-            f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(pb.GetIndexRequest, self.get_index, "read"),
+            f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(
+                pb.ListIndexesRequest, self.list_indexes, "read", narrowed=True
+            ),
+            f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(
+                pb.GetIndexRequest, self.get_index, "read", narrowed=True
+            ),
         }
 
     def list_indexes(self, request: pb.ListIndexesRequest, deadline: Deadline) -> pb.ListIndexesResponse:
@@ -104,6 +108,7 @@ class Indexes:
         return index_info(
             manifest,
             details=details,
+            narrowed=snapshot.seen is not None,
             counts=counts,
             problem=self._catalog.problem(name),
             aliases=self._catalog.aliases.of(name),
@@ -129,7 +134,12 @@ class Indexes:
             _LOG.warning("index %s is left out of the list: %s", name, error)
             return None
         problem, aliases = self._catalog.problem(name), self._catalog.aliases.of(name)
-        return index_info(manifest, details=False, problem=problem, aliases=aliases)
+        seen = current_seen(name)
+        if seen is not None:
+            manifest = readable(manifest, seen)
+        return index_info(
+            manifest, details=False, narrowed=seen is not None, problem=problem, aliases=aliases
+        )
 
 
 class Removal:
@@ -212,7 +222,7 @@ class AliasMethods:
         self.methods = {
             SET_ALIAS: UnaryMethod(pb.SetAliasRequest, self.set, "admin"),
             DELETE_ALIAS: UnaryMethod(pb.DeleteAliasRequest, self.delete, "admin"),
-            LIST_ALIASES: UnaryMethod(pb.ListAliasesRequest, self.list, "read"),
+            LIST_ALIASES: UnaryMethod(pb.ListAliasesRequest, self.list, "read", narrowed=True),
         }
 
     def set(self, request: pb.SetAliasRequest, deadline: Deadline) -> pb.SetAliasResponse:

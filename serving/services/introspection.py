@@ -54,7 +54,7 @@ class Introspection:
         """
         self._identity, self._metrics, self._quotas = identity, metrics, quotas
         self.methods = {
-            WHO_AM_I: UnaryMethod(pb.WhoAmIRequest, self.who_am_i, "credentials"),
+            WHO_AM_I: UnaryMethod(pb.WhoAmIRequest, self.who_am_i, "credentials", narrowed=True),
             GET_METRICS: UnaryMethod(pb.GetMetricsRequest, self.metrics, "admin"),
         }
 

@@ -18,9 +18,10 @@ from scannery.serving.engine.scanning.projection import Basis, sample_size
 from scannery.serving.engine.scanning.scan_result import ScanPages
 from scannery.serving.limits import DEFAULT_PROJECT_PAGE
 from scannery.serving.request.filter import FIXED_FIELDS
-from scannery.serving.request.scan import PageToken, request_digest
+from scannery.serving.request.scan import PageToken
+from scannery.serving.security.access import Seen
 from scannery.serving.services.registry import UnaryMethod
-from scannery.serving.services.scan import Scans
+from scannery.serving.services.scan import Scans, as_seen, digest_of
 from scannery.serving.services.shards import Shards
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import search_pb2 as pb
@@ -36,7 +37,7 @@ KEPT_BYTES = 16 << 20
 LEAST_ROWS = 1_000
 """Datapoints of a version from which its map is made of them alone; with fewer, it is made of live updates, too."""
 
-_Key = tuple[str, int, int, str]
+_Key = tuple[str, int, int, str, Seen | None]
 
 
 class Projections:
@@ -53,7 +54,9 @@ class Projections:
         """
         self._catalog, self._shards, self._scans = catalog, shards, scans
         self._bases: BoundedCache[_Key, Basis] = BoundedCache(KEPT_BYTES)
-        self.methods = {f"/{SEARCH_SERVICE}/Project": UnaryMethod(pb.ProjectRequest, self.project, "read")}
+        self.methods = {
+            f"/{SEARCH_SERVICE}/Project": UnaryMethod(pb.ProjectRequest, self.project, "read", narrowed=True)
+        }
 
     def project(self, request: pb.ProjectRequest, deadline: Deadline) -> pb.ProjectResponse:
         """Return a page of a map; raises as `Scans.read`."""
@@ -89,7 +92,7 @@ class Projections:
         token: PageToken,
         deadline: Deadline,
     ) -> pb.ProjectResponse:
-        snapshot, name = held.snapshot, request.vector
+        snapshot, name = as_seen(held), request.vector
         _check_fields(request, snapshot)
         basis = self._basis(snapshot, name, deadline)
         result = self._scans.result(scan, held, token, deadline)
@@ -105,7 +108,7 @@ class Projections:
             for column in columns:
                 column.add(points)
         positions_N2 = np.concatenate(positions)
-        base = token.snapshot_text(snapshot.manifest, request_digest(scan))
+        base = token.snapshot_text(snapshot.manifest, digest_of(scan))
         return pb.ProjectResponse(
             ids=ids,
             x=positions_N2[:, 0].astype("<u2").tobytes(),
@@ -123,9 +126,9 @@ class Projections:
         """Return what gives vectors of a name their positions, the same in all processes that serve the version."""
         manifest = snapshot.index.whole_manifest
         # Live updates are left out, so that the map stays as it is while they come.
-        whole = manifest.rows >= LEAST_ROWS
+        whole = manifest.rows >= LEAST_ROWS and snapshot.seen is None
         sequence = manifest.log_sequence if whole else snapshot.sequence
-        key = (manifest.index_id or manifest.index, manifest.version, sequence, name)
+        key = (manifest.index_id or manifest.index, manifest.version, sequence, name, snapshot.seen)
         if (kept := self._bases.find(key)) is not None:
             return kept
         if sequence != snapshot.sequence:

@@ -15,7 +15,7 @@ from scannery.runtime.retry import Deadline
 from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.quotas import NoQuotas
-from scannery.serving.security.principal import Needed
+from scannery.serving.security.principal import Needed, check_method
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
 
@@ -40,6 +40,9 @@ class UnaryMethod:
     """Set for searches: their handlers take a QueryStats as well, and return a serialised response."""
     at_once: bool = False
     """Answered beside admission, and without a permit: a server that is full of requests still says how it is."""
+    narrowed: bool = False
+    """Whether it serves callers who see a part of an index: all that it reads are snapshots as they see them
+    (`Snapshot.as_seen`), or it reads nothing of an index. False, so that no new method shows all by accident."""
 
 
 class MethodRegistry:
@@ -105,6 +108,7 @@ class MethodRegistry:
         if not isinstance(request, method.request):
             raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
         deadline.check()
+        check_method(path, self.index_of(request), narrowed=method.narrowed)
         self.quotas.admit(request)
         if method.response is not None:
             return method.handle(request, deadline, stats)

@@ -18,13 +18,14 @@ from scannery.serving.request.scan import (
     parse_scan,
     request_digest,
 )
+from scannery.serving.security.principal import current_seen
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.services.shards import Shards, View
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2 as pb
 
-__all__ = ["Scans"]
+__all__ = ["Scans", "as_seen", "digest_of"]
 
 AnswerT = TypeVar("AnswerT")
 
@@ -42,7 +43,9 @@ class Scans:
         """
         self._catalog, self._shards = catalog, shards
         self.methods = {
-            f"/{SEARCH_SERVICE}/Scan": UnaryMethod(pb.ScanRequest, self.scan, "read", pb.ScanResponse)
+            f"/{SEARCH_SERVICE}/Scan": UnaryMethod(
+                pb.ScanRequest, self.scan, "read", pb.ScanResponse, narrowed=True
+            )
         }
 
     def scan(self, request: pb.ScanRequest, deadline: Deadline, stats: QueryStats) -> bytes:
@@ -64,7 +67,7 @@ class Scans:
         deadline: Deadline,
         page: Callable[[HeldSnapshot, PageToken], AnswerT],
     ) -> AnswerT:
-        """Return what `page` reads from the snapshot of a scan at the token of the request; raises as `scan`."""
+        """Return what `page` reads of a scan at the token of the request, in its snapshot; raises as `scan`."""
         if not request.page_token:
 
             def first(view: View) -> AnswerT:
@@ -72,7 +75,7 @@ class Scans:
 
             return self._shards.read(request.index, request.min_sequence, deadline, first)
         current = self._catalog.snapshot(request.index).manifest
-        token = parse_page_token(request.page_token, current, request_digest(request))
+        token = parse_page_token(request.page_token, current, digest_of(request))
         try:
             held = self._catalog.held_snapshot(
                 request.index, token.version, token.sequence, deadline=deadline
@@ -93,7 +96,7 @@ class Scans:
         stats: QueryStats,
     ) -> bytes:
         """Return a page of a scan that has begun, as a serialised ScanResponse."""
-        size, digest, snapshot = page_size_of(request), request_digest(request), held.snapshot
+        size, digest, snapshot = page_size_of(request), digest_of(request), held.snapshot
         with stats.stage("scan"):
             result = self.result(request, held, token, deadline)
         with stats.stage("hydrate"):
@@ -114,7 +117,7 @@ class Scans:
     ) -> ScanPages:
         """Return the datapoints of a scan; InvalidRequestError if the position of a token is beyond them."""
         result = self._catalog.held.result(
-            held, request_digest(request), lambda: self._shards.pages(held.snapshot, request, deadline)
+            held, digest_of(request), lambda: self._shards.pages(as_seen(held), request, deadline)
         )
         if token.position > result.total:
             raise InvalidRequestError.at(
@@ -127,3 +130,14 @@ class Scans:
         parse_scan(request, snapshot.manifest.spec)  # no snapshot is kept for a request that fails
         version, sequence = snapshot.manifest.version, snapshot.sequence
         return self._catalog.held.hold(snapshot), PageToken(version=version, sequence=sequence, position=0)
+
+
+def as_seen(held: HeldSnapshot) -> Snapshot:
+    """Return a snapshot of a scan as the caller sees it."""
+    return held.snapshot.as_seen(current_seen(held.snapshot.manifest.index))
+
+
+def digest_of(request: pb.ScanRequest) -> bytes:
+    """Return a hash of what all pages of a scan of the caller have in common: others see other rows."""
+    seen = current_seen(request.index)
+    return request_digest(request, seen=b"" if seen is None else seen.identity)

@@ -64,7 +64,7 @@ from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.scheduling.quotas import NoQuotas
-from scannery.serving.security.principal import is_visible
+from scannery.serving.security.principal import check_method, is_visible
 from scannery.serving.services.aggregation import Aggregation
 from scannery.serving.services.batches import Batches
 from scannery.serving.services.branching import Branching
@@ -116,6 +116,8 @@ MAX_COALESCED = 32
 """Limit of queries in a batch of several callers: each waits for all."""
 SHADOW_TIMEOUT_S = 1.0
 """Longest time that an answer waits for hits of a second index, and half of what its deadline leaves."""
+_SEARCH = f"/{SEARCH_SERVICE}/Search"
+_PATHS = {"search": _SEARCH, "search_many": f"{_SEARCH}Many"}
 _RESULTS = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
 
 
@@ -160,15 +162,21 @@ class Service(MethodRegistry):
         self._shards: Shards = shards or self._local
         writes, scans = Writes(catalog), Scans(catalog, self._shards)
         unary = {
-            f"/{SEARCH_SERVICE}/Search": UnaryMethod(
-                search_pb2.SearchRequest, self._search, "read", search_pb2.SearchResponse
+            _SEARCH: UnaryMethod(
+                search_pb2.SearchRequest, self._search, "read", search_pb2.SearchResponse, narrowed=True
             ),
             f"/{SEARCH_SERVICE}/SearchMany": UnaryMethod(
-                search_pb2.SearchManyRequest, self._search_many, "read", search_pb2.SearchManyResponse
+                search_pb2.SearchManyRequest,
+                self._search_many,
+                "read",
+                search_pb2.SearchManyResponse,
+                narrowed=True,
             ),
-            f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get, "read"),
-            UPSERT: UnaryMethod(index_pb2.UpsertRequest, writes.upsert, "write"),
-            f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, writes.delete, "write"),
+            f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get, "read", narrowed=True),
+            UPSERT: UnaryMethod(index_pb2.UpsertRequest, writes.upsert, "write", narrowed=True),
+            f"/{INDEX_SERVICE}/Delete": UnaryMethod(
+                index_pb2.DeleteRequest, writes.delete, "write", narrowed=True
+            ),
             **Aggregation(self._shards).methods,
             **Explaining(self._shards, _prepared_view).methods,
             **FilteredWrites(catalog).methods,
@@ -184,7 +192,9 @@ class Service(MethodRegistry):
             **AliasMethods(catalog).methods,
             **QuerySamples(catalog, sample_queries).methods,
             **Introspection(identity, metrics, quotas).methods,
-            FEEDBACK: UnaryMethod(search_pb2.FeedbackRequest, partial(_taken, feedback), "read"),
+            FEEDBACK: UnaryMethod(
+                search_pb2.FeedbackRequest, partial(_taken, feedback), "read", narrowed=True
+            ),
             **Embedding(KnownEncoders(catalog, models)).methods,
         }
         if not self._shards.are_local:
@@ -269,6 +279,7 @@ class Service(MethodRegistry):
         index = self._catalog.aliases.resolve(request.index, look=False)
         if not self._shards.are_local or self._shadow_of(index, request) is not None:
             return None
+        check_method(_SEARCH, index, narrowed=True)
         snapshot = self._catalog.open_snapshot(index)
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
@@ -285,7 +296,9 @@ class Service(MethodRegistry):
         self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
     ) -> PreparedQuery | None:
         """As `MethodRegistry.prepare_again`."""
-        snapshot = self._catalog.open_snapshot(self._catalog.aliases.resolve(template.index, look=False))
+        index = self._catalog.aliases.resolve(template.index, look=False)
+        check_method(_SEARCH, index, narrowed=True)
+        snapshot = self._catalog.open_snapshot(index)
         if snapshot is None or snapshot.sequence < template.min_sequence:
             return None
         parsed = snapshot.cached(template.options)
@@ -352,6 +365,7 @@ class Service(MethodRegistry):
             deadline.check()
             kind = request.WhichOneof("request")
             if kind is not None:
+                check_method(_PATHS[kind], getattr(request, kind).index, narrowed=True)
                 self.quotas.admit(getattr(request, kind))
             if kind == "search":
                 answer = self._search(request.search, deadline, stats)
@@ -530,7 +544,7 @@ def _known_to_roots(path: str, method: UnaryMethod) -> UnaryMethod:
     """Return a method that a root has as every server does, or else one that says that it does not."""
     if path.rpartition("/")[2] in _OF_EVERY_SERVER:
         return method
-    return UnaryMethod(method.request, partial(_refuse, path), method.scope)
+    return UnaryMethod(method.request, partial(_refuse, path), method.scope, narrowed=method.narrowed)
 
 
 _OF_EVERY_SERVER = {

@@ -8,18 +8,17 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow.compute as pc
 
-from scannery.indexer import AllowedRows, Manifest, Segment, has_vector, search_ready, vector_column
+from scannery.indexer import Manifest, has_vector, search_ready, vector_column
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.mutation_log import Answer, Request
 from scannery.live.prepare import PartialUpdate, TextVectors, Upserts, encode_changes, prepare
 from scannery.live.writing.filtered_write import FilteredWrite
-from scannery.live.writing.write_views import RowFilter
 from scannery.runtime.errors import (
     InvalidRequestError,
     OtherVersionError,
@@ -39,11 +38,10 @@ from scannery.serving.request.write import (
 )
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
+from scannery.serving.services.narrowed_writes import NarrowedWriter, row_filter
 from scannery.serving.services.registry import UnaryMethod
-from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
-from scannery.v1.types_pb2 import Filter
 
 __all__ = ["FilteredWrites", "Writes", "foreign_warnings", "writable"]
 
@@ -65,13 +63,20 @@ class Writes:
     def upsert(self, request: pb.UpsertRequest, deadline: Deadline) -> pb.UpsertResponse:
         """Write a batch atomically."""
         warnings: list[str] = []
+        writer = NarrowedWriter.of_caller(request.index)
 
         def write(index: LiveIndex[Snapshot]) -> Answer:
             manifest = index.state.manifest
             upserts = parse_upsert(request, manifest, deadline)
+            if writer is not None:
+                upserts = writer.with_values(upserts, manifest)
             if not request.vector_model:
-                warnings[:] = foreign_warnings(index.snapshot, upserts)
+                seen = None if writer is None else writer.seen
+                warnings[:] = foreign_warnings(index.snapshot.as_seen(seen), upserts)
             prepared = prepare(upserts, manifest, self._catalog.encoders, deadline)
+            if writer is not None:
+                writer.check_rows(prepared.mutation.rows, manifest)
+                prepared = replace(prepared, seen=writer.rows(index.snapshot, deadline))
             return index.upsert(prepared, identified(request), deadline)
 
         answer = in_newest(self._catalog, request.index, write, deadline)
@@ -85,13 +90,13 @@ class Writes:
 
     def delete(self, request: pb.DeleteRequest, deadline: Deadline) -> pb.DeleteResponse:
         """Delete datapoints and documents; unknown ids are no error."""
-        deletion = parse_delete(request)
-        answer = in_newest(
-            self._catalog,
-            request.index,
-            lambda index: index.delete(deletion, identified(request), deadline),
-            deadline,
-        )
+        deletion, writer = parse_delete(request), NarrowedWriter.of_caller(request.index)
+
+        def delete(index: LiveIndex[Snapshot]) -> Answer:
+            seen = None if writer is None else writer.rows(index.snapshot, deadline)
+            return index.delete(replace(deletion, seen=seen), identified(request), deadline)
+
+        answer = in_newest(self._catalog, request.index, delete, deadline)
         self._catalog.note_write()
         return pb.DeleteResponse(
             sequence=answer.sequence, deleted=answer.count, request_id=request.request_id
@@ -244,8 +249,12 @@ class FilteredWrites:
         """Serve writes to the indexes of a catalog."""
         self._catalog = catalog
         self.methods: Mapping[str, UnaryMethod] = {
-            f"/{INDEX_SERVICE}/DeleteWhere": UnaryMethod(pb.DeleteWhereRequest, self.delete, "write"),
-            f"/{INDEX_SERVICE}/UpdateWhere": UnaryMethod(pb.UpdateWhereRequest, self.update, "write"),
+            f"/{INDEX_SERVICE}/DeleteWhere": UnaryMethod(
+                pb.DeleteWhereRequest, self.delete, "write", narrowed=True
+            ),
+            f"/{INDEX_SERVICE}/UpdateWhere": UnaryMethod(
+                pb.UpdateWhereRequest, self.update, "write", narrowed=True
+            ),
         }
 
     def delete(self, request: pb.DeleteWhereRequest, deadline: Deadline) -> pb.DeleteWhereResponse:
@@ -281,13 +290,18 @@ class FilteredWrites:
         parse: Callable[[Any, Manifest, Deadline], tuple[Node | None, PartialUpdate | None]],
         deadline: Deadline,
     ) -> _Done:
-        manifest = index.state.manifest
+        manifest, writer = index.state.manifest, NarrowedWriter.of_caller(request.index)
         where, change = parse(request, manifest, deadline)
+        message = request.where
+        if writer is not None:
+            if change is not None:
+                writer.check_change(change)
+            where, message = writer.both(where, message, manifest)
         if change is not None and not request.dry_run:
             vectors = TextVectors(manifest, self._catalog.encoders, deadline)
             [change] = encode_changes([change], manifest, vectors)
         write = FilteredWrite(
-            None if where is None else _row_filter(index.snapshot.masks, where, request.where, deadline),
+            None if where is None else row_filter(index.snapshot.masks, where, message, deadline),
             columns_version=manifest.columns_version,
             limit=_limit(request),
             until_sequence=request.until_sequence if request.HasField("until_sequence") else None,
@@ -342,11 +356,3 @@ def _limit(request: _Request) -> int:
     if not 1 <= limit <= limits.MAX_FILTERED_WRITES:
         raise InvalidRequestError.at("limit", f"must be 1 to {limits.MAX_FILTERED_WRITES}, got {limit}")
     return limit
-
-
-def _row_filter(masks: FilterCache, where: Node, message: Filter, deadline: Deadline) -> RowFilter:
-    return RowFilter(partial(_matching, masks, where, deadline), message.SerializeToString())
-
-
-def _matching(masks: FilterCache, where: Node, deadline: Deadline, segment: Segment) -> AllowedRows:
-    return masks.allowed(segment, where, deadline=deadline)

@@ -5,6 +5,7 @@ Shapes: D dimensions.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,17 +14,23 @@ import numpy as np
 
 from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment, VectorSpace
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN
-from scannery.runtime.errors import EncoderUnavailableError, UnknownDatapointError
+from scannery.runtime.errors import (
+    EncoderUnavailableError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    UnknownDatapointError,
+)
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.recall.controller import no_step
 from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.request.options import Options, parse_options
+from scannery.serving.security.access import Seen
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.vector_checks import VectorChecks
 from scannery.v1.search_pb2 import SearchOptions
 
-__all__ = ["MAX_PARSED_BYTES", "ParsedOptions", "Snapshot"]
+__all__ = ["MAX_PARSED_BYTES", "ParsedOptions", "Snapshot", "filter_of", "readable"]
 
 
 MadeT = TypeVar("MadeT")
@@ -32,6 +39,8 @@ MAX_PARSED = 256
 """Messages with options that a snapshot keeps, and messages without their filters."""
 MAX_PARSED_BYTES = 4096
 """Longer messages are parsed each time."""
+MAX_SEEN = 256
+"""Parts of an index, seen by callers, that a snapshot keeps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +67,10 @@ class Snapshot:
     """Comparisons of vectors that callers give with those of the index."""
     recall_step: Callable[[], int] = no_step
     """Returns the steps by which target recalls are moved now, since live queries need that."""
+    seen: Seen | None = None
+    """The part of the index that this is; None: all of it."""
+    whole_index: OpenIndex | None = None
+    """All of the index; None: `index` is. No snapshot, which keeps its parts and must be freed with its last query."""
     _parsed: dict[tuple[int, bytes, bool], ParsedOptions] = field(default_factory=dict)
     """Options with filters, by recall step and serialised message: most requests repeat earlier ones."""
     _options: dict[tuple[int, bytes], Options] = field(default_factory=dict)
@@ -67,6 +80,8 @@ class Snapshot:
     _encoders: dict[str, QueryEncoder] = field(default_factory=dict)
     """Encoders by the name of their vectors, after their first use: to find one in the pool takes longer than to find a
     vector in its cache."""
+    _parts: OrderedDict[Seen, Snapshot] = field(default_factory=OrderedDict)
+    """Parts of it that callers see; the one that was asked for last is last."""
 
     # Fields, since every request reads them several times.
     manifest: Manifest = field(init=False)
@@ -81,6 +96,60 @@ class Snapshot:
             object.__setattr__(self, name, getattr(self.index, name))
         if self.sequence < 0:
             object.__setattr__(self, "sequence", self.manifest.log_sequence)
+
+    @property
+    def whole(self) -> Snapshot:
+        """All of the index at the same moment."""
+        if self.whole_index is None:
+            return self
+        return Snapshot(
+            self.whole_index, self.encoders, self.masks, self.sequence, recall_step=self.recall_step
+        )
+
+    def as_seen(self, seen: Seen | None) -> Snapshot:
+        """Return what a caller sees: only rows that its filter allows are alive, and there are no other fields.
+
+        So whatever reads a snapshot counts, scores and returns nothing of what the caller may not see.
+
+        Raises:
+            PermissionDeniedError: the filter does not fit the index, as its spec is now.
+
+        """
+        if seen == self.seen:
+            return self
+        whole = self.whole
+        if seen is None:
+            return whole
+        part = whole._parts.get(seen)
+        if part is None:
+            part = whole._parts[seen] = whole._part(seen)
+            while len(whole._parts) > MAX_SEEN:
+                whole._parts.popitem(last=False)
+        return part
+
+    def _part(self, seen: Seen) -> Snapshot:
+        where, alive = filter_of(seen, self.manifest), self.alive
+        if where is not None:
+            pairs = zip(self.segments, alive, strict=True)
+            alive = tuple(self.masks.allowed(segment, where, alive_rows) for segment, alive_rows in pairs)
+        whole = self.index.whole
+        index = OpenIndex(
+            readable(self.manifest, seen),
+            self.segments,
+            alive,
+            None if whole is None else readable(whole, seen),
+            self.index.maps,
+        )
+        return Snapshot(
+            index,
+            self.encoders,
+            self.masks,
+            self.sequence,
+            recall_step=self.recall_step,
+            seen=seen,
+            whole_index=self.index,
+            _encoders=self._encoders,
+        )
 
     @property
     def rows(self) -> int:
@@ -232,3 +301,25 @@ class Snapshot:
         if location is None:
             raise UnknownDatapointError.named(identifier, self.manifest.index, path)
         return location
+
+
+def filter_of(seen: Seen, manifest: Manifest) -> Node | None:
+    """Return the filter of credentials for an index; None: it allows all rows.
+
+    Raises:
+        PermissionDeniedError: the index has no such attribute, or it is of another type.
+
+    """
+    try:
+        return parse_filter(seen.where, manifest.spec)
+    except InvalidRequestError as error:
+        raise PermissionDeniedError(
+            f"the filter of these credentials is not one of index {manifest.index!r}: {error.message}"
+        ) from error
+
+
+def readable(manifest: Manifest, seen: Seen) -> Manifest:
+    """Return a manifest without the attributes that a caller may not read."""
+    if seen.fields is None:
+        return manifest
+    return manifest.model_copy(update={"spec": manifest.spec.readable(seen.fields)})

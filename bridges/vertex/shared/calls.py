@@ -84,6 +84,8 @@ class ForeignMethod:
     # Each handler takes its own request type.
     handle: Callable[[AnyType, Call], Message]
     scope: Scope
+    narrowed: bool = False
+    """As of `UnaryMethod`."""
 
 
 def registered(methods: Iterable[ForeignMethod], packages: Iterable[str]) -> dict[str, UnaryMethod]:
@@ -93,7 +95,7 @@ def registered(methods: Iterable[ForeignMethod], packages: Iterable[str]) -> dic
     """
     return {
         f"/{package}.{method.service}/{method.name}": UnaryMethod(
-            method.request, partial(_handled, method, package), method.scope
+            method.request, partial(_handled, method, package), method.scope, narrowed=method.narrowed
         )
         for package in packages
         for method in methods

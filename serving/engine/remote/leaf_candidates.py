@@ -384,7 +384,7 @@ MANY_TERMS = 256
 MAX_TERMS = 1 << 16
 """Terms of one state: about 8 MB."""
 
-_Key: TypeAlias = tuple[str, str, int, int]
+_Key: TypeAlias = tuple[str, str, int, int, bytes]
 
 
 class KeptCounts:
@@ -421,4 +421,5 @@ class KeptCounts:
 
 
 def _key(at: At) -> _Key:
-    return at.index, at.index_id, at.version, at.sequence
+    seen = at.seen.SerializeToString(deterministic=True)
+    return at.index, at.index_id, at.version, at.sequence, seen

@@ -8,7 +8,9 @@ from typing import Protocol, TypeVar
 from google.protobuf.message import Message
 
 from scannery.runtime.retry import Deadline
+from scannery.serving.security.access import Seen
 from scannery.v1.leaf_pb2 import At
+from scannery.v1.leaf_pb2 import Seen as SeenMessage
 
 __all__ = ["Leaves", "StateReader"]
 
@@ -81,10 +83,15 @@ class StateReader:
         at: At,
         deadline: Deadline,
         *,
+        seen: Seen | None = None,
         allow_partial: bool = False,
         allow_gone: bool = False,
     ) -> None:
-        self._leaves, self.at, self._deadline = leaves, at, deadline
+        self._leaves, self._state, self._deadline = leaves, at, deadline
+        self.at = at if seen is None else _as_seen(at, seen)
+        """The state, as requests name it."""
+        self.narrowed = seen is not None
+        """Whether a part of the index is read."""
         self.allow_partial = allow_partial
         """Whether groups that do not answer are left out."""
         self._allow_gone = allow_gone
@@ -97,13 +104,13 @@ class StateReader:
 
     def told_rows(self, group: int) -> int | None:
         """Return how many datapoints a group has told last; None: it has not told any."""
-        return self._leaves.told_rows(self.at, group)
+        return self._leaves.told_rows(self._state, group)
 
     def all(self, path: str, request: Message, response: type[ResponseT]) -> dict[int, ResponseT]:
         """Return the answers of all groups to the same request."""
         asked_groups = [group for group in range(self.groups) if group not in self.missing]
         answers = self._leaves.call(
-            path, request, response, self._deadline, at=self.at, groups=asked_groups, of_groups=self.groups,
+            path, request, response, self._deadline, at=self._state, groups=asked_groups, of_groups=self.groups,
             allow_partial=self.allow_partial, allow_gone=self._allow_gone,
         )  # fmt: skip
         self.missing.update(set(asked_groups) - answers.keys())
@@ -117,8 +124,23 @@ class StateReader:
         if not needed:
             return {}
         answers = self._leaves.call_each(
-            path, needed, response, self._deadline, at=self.at, of_groups=self.groups,
+            path, needed, response, self._deadline, at=self._state, of_groups=self.groups,
             allow_partial=self.allow_partial, allow_gone=self._allow_gone,
         )  # fmt: skip
         self.missing.update(needed.keys() - answers.keys())
         return answers
+
+
+UNKNOWN_ID = "seen"
+"""Id that no index has: leaves of releases that do not know `At.seen` must not answer with all rows."""
+
+
+def _as_seen(at: At, seen: Seen) -> At:
+    """Return a state as requests name it that read a part of it."""
+    message = SeenMessage(
+        index_id=at.index_id,
+        where=seen.where if seen.message else None,
+        some_fields=seen.fields is not None,
+        fields=sorted(seen.fields or ()),
+    )
+    return At(index=at.index, index_id=UNKNOWN_ID, version=at.version, sequence=at.sequence, seen=message)

@@ -37,8 +37,10 @@ from scannery.serving.request.filter import parse_filter
 from scannery.serving.request.options import parse_fields
 from scannery.serving.request.query import check_within, parse_identifier
 from scannery.serving.request.scan import ScanQuery, parse_scan
+from scannery.serving.services.leaf.states import seen_of
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import leaf_pb2 as pb
+from scannery.v1.leaf_pb2 import At
 from scannery.v1.search_pb2 import ScanRequest
 from scannery.v1.types_pb2 import Datapoint
 
@@ -126,15 +128,16 @@ def scanned(
         DeadlineError: the deadline passed.
 
     """
-    query = _query(request, held.snapshot)
+    snapshot = held.snapshot.as_seen(seen_of(request.at))
+    query = _query(request, snapshot)
 
     def made() -> ScanResult:
-        return ScanResult(held.snapshot, query, deadline)
+        return ScanResult(snapshot, query, deadline)
 
     result = kept.result(held, _digest(request), made)
     answer = pb.LeafScanResponse(total=result.total)
     if request.HasField("order_by"):
-        _put_keys(answer, result, request, held.snapshot, deadline)
+        _put_keys(answer, result, request, snapshot, deadline)
     elif request.positions or request.most:
         _put_datapoints(answer, result, request, deadline)
     return answer
@@ -180,8 +183,9 @@ def _digest(request: pb.LeafScanRequest) -> bytes:
     """Return a hash of what all parts of a scan have in common."""
     common = pb.LeafScanRequest()
     common.CopyFrom(request)
-    for field in ("at", "position", "most", "positions", "order_by"):
+    for field in ("position", "most", "positions", "order_by"):
         common.ClearField(field)
+    common.at.CopyFrom(At(seen=request.at.seen) if request.at.HasField("seen") else At())
     return hashlib.blake2b(common.SerializeToString(deterministic=True), digest_size=16).digest()
 
 

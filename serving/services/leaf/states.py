@@ -18,10 +18,11 @@ from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.held_snapshots import HeldSnapshot
 from scannery.serving.scheduling.permits import waiting
+from scannery.serving.security.access import Seen
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1.leaf_pb2 import At
 
-__all__ = ["LeafStates"]
+__all__ = ["LeafStates", "seen_of"]
 
 NEWER_WAIT_S = 5.0
 """Most seconds that a request waits for a version that is not open yet; the root may have another leaf to ask."""
@@ -45,6 +46,9 @@ class LeafStates:
         """
         if not at.index:
             raise InvalidRequestError.at("at.index", "must not be empty")
+        return self._whole(_of_all(at), deadline).as_seen(seen_of(at))
+
+    def _whole(self, at: At, deadline: Deadline) -> Snapshot:
         index = self._open_index(at)
         if index is None and self._is_published(at):
             index = self._awaited(at, deadline)
@@ -62,11 +66,11 @@ class LeafStates:
         )
 
     def held(self, at: At, deadline: Deadline) -> HeldSnapshot:
-        """Return one state of an index, kept for scans; a former version is opened again if the store has it.
+        """Return one state of all of an index, kept for scans; a former version is opened if the store has it.
 
         Raises as `snapshot`.
         """
-        catalog = self._catalog
+        catalog, at = self._catalog, _of_all(at)
         held = catalog.held.find(at.index, _id(at), at.version, at.sequence)
         if held is not None:
             return held
@@ -134,3 +138,19 @@ class LeafStates:
 def _id(at: At) -> str | None:
     """Return the identity of the index; None: it is of a release without any."""
     return at.index_id or None
+
+
+def _of_all(at: At) -> At:
+    """Return the state of all of an index of which a part is read."""
+    if not at.HasField("seen"):
+        return at
+    return At(index=at.index, index_id=at.seen.index_id, version=at.version, sequence=at.sequence)
+
+
+def seen_of(at: At) -> Seen | None:
+    """Return the part of an index that the caller of a root sees; None: all of it."""
+    if not at.HasField("seen"):
+        return None
+    message = at.seen
+    where = message.where.SerializeToString(deterministic=True) if message.HasField("where") else b""
+    return Seen(where, frozenset(message.fields) if message.some_fields else None)

@@ -24,6 +24,7 @@ from scannery.serving.engine.value_counts import FieldCounts, decoded, merged
 from scannery.serving.request.filter import Node, dynamic_name
 from scannery.serving.request.options import Fields
 from scannery.serving.request.scan import parse_scan
+from scannery.serving.security.principal import current_seen
 from scannery.serving.services.counting import field_of
 from scannery.serving.services.root.states import State, States
 from scannery.serving.services.shards import AnySearch, View
@@ -117,6 +118,7 @@ class LeafShards:
         """As `Shards.read`."""
 
         def read(snapshot: Snapshot, *, allow_gone: bool = False) -> AnswerT:
+            snapshot = snapshot.as_seen(current_seen(index))
             state = self._states.of(snapshot, deadline, allow_partial=allow_partial, allow_gone=allow_gone)
             return answer(LeafView(snapshot, state, self._kept))
 
@@ -138,7 +140,9 @@ class LeafShards:
         """As `Shards.description`."""
         manifest = snapshot.index.whole_manifest
         counts = None
-        if snapshot.sequence > manifest.log_sequence:
+        if snapshot.seen is not None:  # the manifest counts all of the index
+            counts = self._counts(snapshot)
+        elif snapshot.sequence > manifest.log_sequence:
             with suppress(ServingError):  # an index is described while leaves are away
                 counts = self._counts(snapshot)
         return manifest, counts

@@ -47,10 +47,13 @@ class State:
         )
 
     def _rows_of(self, group: ShardGroup) -> int:
-        """Return the datapoints of a group: as it was searched, as it told last, or else those of the version."""
+        """Return the datapoints of a group: as it was searched, as it told last, or else those of the version.
+
+        Of a caller who sees a part, those that a group did not tell are not counted.
+        """
         rows = self.reader.rows.get(group.number)
         if rows is None:
-            rows = self.reader.told_rows(group.number)
+            rows = 0 if self.reader.narrowed else self.reader.told_rows(group.number)
         if rows is None:
             rows = sum(entry.live_rows for entry in self.manifest.segments if group.has(entry.shard))
         return rows
@@ -154,8 +157,8 @@ class States:
         ]
 
     def snapshot(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
-        """Return the snapshot of an index to be read, without segments; raises as `Catalog.snapshot`."""
-        current = self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
+        """Return the snapshot of all of an index, without segments; raises as `Catalog.whole_snapshot`."""
+        current = self._catalog.whole_snapshot(index, min_sequence=min_sequence, deadline=deadline)
         replaced, older = self._older.get(index, (None, current))
         if replaced is not current:
             self._older.pop(index, None)
@@ -183,7 +186,7 @@ class States:
             version=manifest.version,
             sequence=snapshot.sequence,
         )
-        return StateReader(self._leaves, at, deadline, **options)
+        return StateReader(self._leaves, at, deadline, seen=snapshot.seen, **options)
 
 
 def _version_of(snapshot: Snapshot) -> tuple[str | None, int]:

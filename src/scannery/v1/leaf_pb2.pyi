@@ -32,6 +32,7 @@ class At(_message.Message):
     INDEX_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     index: _builtins.str
     """Name of the index."""
     index_id: _builtins.str
@@ -40,6 +41,12 @@ class At(_message.Message):
     """Its version."""
     sequence: _builtins.int
     """The last mutation in it."""
+    @_builtins.property
+    def seen(self) -> Global___Seen:
+        """What the caller of the root sees of the index; missing: all of it. A request that has it names the index in it
+        alone: a leaf of a release that does not know it finds no such state, and answers nothing.
+        """
+
     def __init__(
         self,
         *,
@@ -47,14 +54,51 @@ class At(_message.Message):
         index_id: _builtins.str = ...,
         version: _builtins.int = ...,
         sequence: _builtins.int = ...,
+        seen: Global___Seen | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "index_id", b"index_id", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "index_id", b"index_id", "seen", b"seen", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___At: _TypeAlias = At  # noqa: Y015
+
+@_typing.final
+class Seen(_message.Message):
+    """A part of an index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_ID_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    SOME_FIELDS_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    index_id: _builtins.str
+    """Id of the index, in place of that beside it."""
+    some_fields: _builtins.bool
+    """Whether `fields` are the only fields, besides ids."""
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """The only rows; missing: all."""
+
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        index_id: _builtins.str = ...,
+        where: _types_pb2.Filter | None = ...,
+        some_fields: _builtins.bool = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "index_id", b"index_id", "some_fields", b"some_fields", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Seen: _TypeAlias = Seen  # noqa: Y015
 
 @_typing.final
 class LeafStatusRequest(_message.Message):

@@ -1,0 +1,187 @@
+"""What credentials open of an index: rows by a filter, fields, and methods.
+
+An access is written as JSON, in key files and in claims of tokens:
+
+    {"index": "podcasts*", "where": {"tenant": "acme"}, "fields": ["title", "text"], "methods": ["Search"]}
+
+All keys but `index` may be missing: then nothing is restricted by them. In `where`, the string `$groups` below `$in`
+stands for the groups of the caller (groups.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+from scannery.runtime.errors import ConfigError, InvalidRequestError
+from scannery.runtime.where import build_filter
+from scannery.v1.types_pb2 import OPERATOR_EQ, Filter, Value
+
+__all__ = ["GROUPS", "NOTHING", "Access", "Seen", "access_to", "parse_access"]
+
+GROUPS = "$groups"
+"""Stands in a filter for the groups of the caller."""
+MAX_ENTRIES = 100
+_KEYS = ("index", "where", "fields", "methods")
+_MAX_PATTERN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A part of an index, which is all that a caller sees of it."""
+
+    message: bytes
+    """The only rows, by a filter as a serialised message; empty: all."""
+    fields: frozenset[str] | None
+    """The only fields, besides ids; None: all."""
+
+    @property
+    def where(self) -> Filter:
+        """The filter; an empty one allows all rows."""
+        return Filter.FromString(self.message)
+
+    @property
+    def identity(self) -> bytes:
+        """The same bytes for the same part."""
+        fields = b"" if self.fields is None else json.dumps(sorted(self.fields)).encode()
+        return b"%d %b%b" % (len(fields), fields, self.message)
+
+
+_ALL = Seen(b"", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What credentials open of the indexes that a pattern names."""
+
+    index: str
+    """Name of an index, or a pattern with `*` and `?`."""
+    where: str = ""
+    """The only rows, by a filter as JSON; empty: all."""
+    fields: frozenset[str] | None = None
+    """The only fields that may be read, besides ids; None: all."""
+    methods: frozenset[str] | None = None
+    """The only methods, by their names, such as `Search`; None: all that the scopes allow."""
+
+    seen: Seen | None = field(init=False, repr=False, compare=False)
+    """What it opens of an index; None: all of it."""
+    values: Mapping[str, Value] = field(init=False, repr=False, compare=False)
+    """Values that all rows have, since the filter names them: those of equalities that all must hold."""
+
+    def __post_init__(self) -> None:
+        # Until it is known who asks, no one is in any group.
+        message = build_filter(_with_groups(json.loads(self.where), ())) if self.where else Filter()
+        seen = Seen(message.SerializeToString(deterministic=True), self.fields)
+        object.__setattr__(self, "seen", seen if seen != _ALL else None)
+        object.__setattr__(self, "values", dict(_equalities(message)))
+
+    @property
+    def names_groups(self) -> bool:
+        """Whether the filter depends on the groups of the caller."""
+        return f'"{GROUPS}"' in self.where
+
+    def with_groups(self, groups: Collection[str]) -> Access:
+        """Return what it opens to a caller with some groups."""
+        where = _with_groups(json.loads(self.where), sorted(groups))
+        return replace(self, where=json.dumps(where, sort_keys=True))
+
+    def opens_method(self, name: str) -> bool:
+        """Return whether it opens a method; who a caller is may always be asked."""
+        return self.methods is None or name in self.methods or name == "WhoAmI"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as it is written."""
+        written: dict[str, Any] = {"index": self.index}
+        if self.where:
+            written["where"] = json.loads(self.where)
+        if self.fields is not None:
+            written["fields"] = sorted(self.fields)
+        if self.methods is not None:
+            written["methods"] = sorted(self.methods)
+        return written
+
+
+@lru_cache(maxsize=4096)
+def access_to(entries: tuple[Access, ...], index: str) -> Access | None:
+    """Return the first entry whose pattern names an index; None: there is none."""
+    return next((each for each in entries if fnmatchcase(index, each.index)), None)
+
+
+def parse_access(entries: object, *, path: str = "access") -> tuple[Access, ...]:
+    """Return entries as they are written in key files and tokens.
+
+    Args:
+        entries: a list of mappings.
+        path: where they stand, for errors.
+
+    Raises:
+        ConfigError: they are not a list of valid entries; names the place.
+
+    """
+    if not isinstance(entries, Sequence) or isinstance(entries, str) or not 1 <= len(entries) <= MAX_ENTRIES:
+        raise ConfigError(f"{path}: must be a list of 1 to {MAX_ENTRIES} entries", field=path)
+    return tuple(_entry(each, f"{path}[{i}]") for i, each in enumerate(entries))
+
+
+def _entry(entry: object, path: str) -> Access:
+    if not isinstance(entry, Mapping) or not entry.keys() <= set(_KEYS):
+        raise ConfigError(f"{path}: must be a mapping of {', '.join(_KEYS)}", field=path)
+    index = entry.get("index")
+    if not isinstance(index, str) or not 0 < len(index) <= _MAX_PATTERN:
+        raise ConfigError(f"{path}.index: must be the name of an index, or a pattern with *", field=path)
+    where = entry.get("where")
+    try:
+        # Sorted, so that equal filters are equal; a number that is none of JSON is refused.
+        text = "" if where is None else json.dumps(where, sort_keys=True, allow_nan=False)
+        access = Access(index, text, *(_names(entry, key, path) for key in ("fields", "methods")))
+        if access.names_groups:
+            access.with_groups([GROUPS])
+    except (InvalidRequestError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path}.where: is not a filter: {error}", field=f"{path}.where") from error
+    if where is not None and not (access.seen and access.seen.message):
+        raise ConfigError(f"{path}.where: allows all rows; leave it out to open all", field=f"{path}.where")
+    return access
+
+
+def _names(entry: Mapping[str, object], key: str, path: str) -> frozenset[str] | None:
+    names = entry.get(key)
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{path}.{key}: must be a list of names", field=f"{path}.{key}")
+    return frozenset(names)
+
+
+def _equalities(where: Filter) -> list[tuple[str, Value]]:
+    kind = where.WhichOneof("kind")
+    if kind == "all_of":
+        return [pair for each in where.all_of.filters for pair in _equalities(each)]
+    condition = where.condition
+    if kind != "condition" or condition.operator != OPERATOR_EQ or not condition.values[0].WhichOneof("kind"):
+        return []
+    return [(condition.field, condition.values[0])]
+
+
+def _with_groups(where: Any, groups: Sequence[str]) -> Any:
+    """Return a filter with groups in place of GROUPS; a condition on no group at all allows nothing."""
+    if isinstance(where, list):
+        return [_with_groups(each, groups) for each in where]
+    if not isinstance(where, dict):
+        return where
+    filled = {}
+    for key, value in where.items():
+        if key.startswith("$") or not isinstance(value, dict) or value.get("$in") != GROUPS:
+            filled[key] = _with_groups(value, groups)
+        elif groups:
+            filled[key] = {**value, "$in": list(groups)}
+        else:
+            return {"$not": {}}  # all keys of a filter must hold
+    return filled
+
+
+NOTHING = Access("*", json.dumps({"$not": {}}), frozenset(), frozenset())
+"""Opens no row, field or method."""
