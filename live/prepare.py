@@ -123,7 +123,7 @@ class Deletion:
     conditions: tuple[Condition, ...] = ()
     """Conditions of each of `ids`, in their order; empty: none but `condition`."""
     seen: RowFilter | None = field(default=None, compare=False)
-    """As of `PreparedUpsert`: other rows stay."""
+    """The rows of the index that the caller sees: others stay, and are not there for its conditions. None: all."""
 
 
 ENCODE_AT_ONCE = 64

@@ -95,14 +95,14 @@ class Access:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as it is written."""
-        written: dict[str, Any] = {"index": self.index}
+        entry: dict[str, Any] = {"index": self.index}
         if self.where:
-            written["where"] = json.loads(self.where)
+            entry["where"] = json.loads(self.where)
         if self.fields is not None:
-            written["fields"] = sorted(self.fields)
+            entry["fields"] = sorted(self.fields)
         if self.methods is not None:
-            written["methods"] = sorted(self.methods)
-        return written
+            entry["methods"] = sorted(self.methods)
+        return entry
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from scannery.runtime.errors import ConfigError
+from scannery.serving.security.access import Access
 from scannery.serving.security.principal import Principal
 from scannery.serving.security.private_files import read_private
 
@@ -28,7 +29,7 @@ class GroupTable:
     def __init__(self, groups: Groups) -> None:
         """Keep them; callers that are not among them are in no group."""
         self._groups = groups
-        self._filled: dict[Principal, Principal] = {}
+        self._filled: dict[tuple[str, tuple[Access, ...]], tuple[Access, ...]] = {}
 
     @classmethod
     def read(cls, path: str) -> GroupTable:
@@ -50,16 +51,17 @@ class GroupTable:
         """Return a caller with its groups in its filters."""
         if not any(entry.names_groups for entry in principal.access):
             return principal
-        filled = self._filled.get(principal)
-        if filled is None or filled.expires_s != principal.expires_s:
+        key = principal.name, principal.access
+        access = self._filled.get(key)
+        if access is None:
             groups = self._groups.get(principal.name, frozenset())
             access = tuple(
                 entry.with_groups(groups) if entry.names_groups else entry for entry in principal.access
             )
             if len(self._filled) >= _MAX_FILLED:
                 self._filled.clear()
-            filled = self._filled[principal] = replace(principal, access=access)
-        return filled
+            self._filled[key] = access
+        return replace(principal, access=access)
 
 
 _MAX_FILLED = 4096

@@ -85,7 +85,7 @@ class ForeignMethod:
     handle: Callable[[AnyType, Call], Message]
     scope: Scope
     narrowed: bool = False
-    """As of `UnaryMethod`."""
+    """Whether it serves callers who see a part of an index, as `UnaryMethod.narrowed`."""
 
 
 def registered(methods: Iterable[ForeignMethod], packages: Iterable[str]) -> dict[str, UnaryMethod]:

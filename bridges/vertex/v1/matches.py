@@ -163,8 +163,17 @@ class MatchMethods:
         self._deployments, self._matches = deployments, matches
         service = "MatchService"
         self.methods = (
-            ForeignMethod(service, "FindNeighbors", pb.FindNeighborsRequest, self.find, "read"),
-            ForeignMethod(service, "ReadIndexDatapoints", pb.ReadIndexDatapointsRequest, self.read, "read"),
+            ForeignMethod(
+                service, "FindNeighbors", pb.FindNeighborsRequest, self.find, "read", narrowed=True
+            ),
+            ForeignMethod(
+                service,
+                "ReadIndexDatapoints",
+                pb.ReadIndexDatapointsRequest,
+                self.read,
+                "read",
+                narrowed=True,
+            ),
         )
 
     def find(self, request: pb.FindNeighborsRequest, call: Call) -> pb.FindNeighborsResponse:

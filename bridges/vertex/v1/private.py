@@ -33,10 +33,17 @@ class PrivateMethods:
         self._deployments, self._matches = deployments, matches
         service = "MatchService"
         self.methods = (
-            ForeignMethod(service, "Match", pb.MatchRequest, self.match, "read"),
-            ForeignMethod(service, "BatchMatch", pb.BatchMatchRequest, self.batch_match, "read"),
+            ForeignMethod(service, "Match", pb.MatchRequest, self.match, "read", narrowed=True),
             ForeignMethod(
-                service, "BatchGetEmbeddings", pb.BatchGetEmbeddingsRequest, self.get_embeddings, "read"
+                service, "BatchMatch", pb.BatchMatchRequest, self.batch_match, "read", narrowed=True
+            ),
+            ForeignMethod(
+                service,
+                "BatchGetEmbeddings",
+                pb.BatchGetEmbeddingsRequest,
+                self.get_embeddings,
+                "read",
+                narrowed=True,
             ),
         )
 

@@ -46,8 +46,12 @@ class StreamUpdateMethods:
         self._facade, self._registry = facade, registry
         service = "IndexService"
         self.methods = (
-            ForeignMethod(service, "UpsertDatapoints", pb.UpsertDatapointsRequest, self.upsert, "write"),
-            ForeignMethod(service, "RemoveDatapoints", pb.RemoveDatapointsRequest, self.remove, "write"),
+            ForeignMethod(
+                service, "UpsertDatapoints", pb.UpsertDatapointsRequest, self.upsert, "write", narrowed=True
+            ),
+            ForeignMethod(
+                service, "RemoveDatapoints", pb.RemoveDatapointsRequest, self.remove, "write", narrowed=True
+            ),
         )
 
     def upsert(self, request: pb.UpsertDatapointsRequest, call: Call) -> pb.UpsertDatapointsResponse:

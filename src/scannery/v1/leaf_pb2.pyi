@@ -83,7 +83,9 @@ class Seen(_message.Message):
         """The only rows; missing: all."""
 
     @_builtins.property
-    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the fields."""
+
     def __init__(
         self,
         *,
