@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import math
 import sys
 import time
 from codecs import BOM_UTF8
@@ -570,5 +571,5 @@ def _error_headers(error: Exception, detail: bytes) -> Headers:
     if isinstance(error, UnauthenticatedError):
         return trailer, ("www-authenticate", "Bearer")
     if isinstance(error, OverloadedError) and error.retry_after_s:
-        return trailer, ("retry-after", str(max(1, round(error.retry_after_s))))
+        return trailer, ("retry-after", str(math.ceil(error.retry_after_s)))
     return (trailer,)

@@ -15,6 +15,7 @@ import pytest
 import scannery
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
+from scannery.serving.security.limits import Limits
 from tests.http1 import Http, Response
 from tests.served import MINILM, copied, serving
 
@@ -215,6 +216,7 @@ def test_callers_need_keys_as_everywhere(server: Server, texts: Path, tmp_path: 
         "reader": file.create("reader")[1],
         "writer": file.create("writer", scopes=["write"])[1],
         "other": file.create("other", indexes=["other"])[1],
+        "limited": file.create("limited", limits=Limits(tokens_per_s=0.1, burst_s=40))[1],
     }
     with (
         serving(texts, security=SecurityConfig(keys_file=str(file.path)), device="cpu") as guarded,
@@ -230,6 +232,11 @@ def test_callers_need_keys_as_everywhere(server: Server, texts: Path, tmp_path: 
         assert http.ask("GET", "/v1/models").status == 401
         denied = embed(http, headers["writer"])
         assert (denied.status, "scope 'read'" in error(denied)["message"]) == (403, True)
+        assert embed(http, headers["limited"], input="x" * 16).status == 200  # four tokens, of four
+        limited = embed(http, headers["limited"])
+        assert (limited.status, error(limited)["type"]) == (429, "rate_limit_error")
+        assert "tokens_per_s" in error(limited)["message"]
+        assert 1 <= int(limited.headers["retry-after"]) <= 10
         hidden = embed(http, headers["other"])
         assert (hidden.status, error(hidden)["code"]) == (404, "model_not_found")
         assert MINILM not in error(hidden)["message"].split("there is none")[-1]

@@ -16,6 +16,7 @@ from scannery.indexer import Store
 from scannery.serving import ConfigError, SecurityConfig, ServerConfig
 from scannery.serving.config import VertexConfig
 from scannery.serving.security.api_keys import KeyFile
+from scannery.serving.security.limits import parse_items
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, match_pb2, operations_pb2, private_pb2
 from scannery.vertex.v2 import collections_pb2
 from tests.bridges.vertex.facade_client import (
@@ -594,6 +595,7 @@ def test_callers_see_the_indexes_of_their_keys_only(tmp_path: Path):
     keys = KeyFile(tmp_path / "keys.json")
     _, admin = keys.create("admin", scopes=("read", "write", "admin"))
     _, reader = keys.create("reader", indexes=["other"])
+    _, limited = keys.create("limited", limits=parse_items(["max_k=2", "queries_per_s=0.1"]))
     security = SecurityConfig(keys_file=str(tmp_path / "keys.json"))
     with facade(tmp_path, security=security) as server:
         with Caller(server.address, metadata=(("x-goog-api-key", admin),)) as caller:
@@ -617,6 +619,10 @@ def test_callers_see_the_indexes_of_their_keys_only(tmp_path: Path):
             ):
                 refused(NOT_FOUND, call)
             refused(DENIED, caller.create_index)
+        with Caller(server.address, metadata=(("x-goog-api-key", limited),)) as caller:
+            refused(DENIED, caller.find, endpoint, query(VECTORS_ND[0], 3))
+            assert caller.find(endpoint, query(VECTORS_ND[0], 2), query(VECTORS_ND[1], 2))
+            refused(grpc.StatusCode.RESOURCE_EXHAUSTED, caller.find, endpoint, query(VECTORS_ND[0], 2))
         for metadata in ((), (("x-goog-api-key", admin), ("authorization", f"Bearer {admin}"))):
             with Caller(server.address, metadata=metadata) as caller, pytest.raises(grpc.RpcError) as caught:
                 caller.create_index()
