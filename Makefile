@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo wheel test test-system test-long torture model kills test-xla test-clients test-installed test-cluster test-ray check fix proto console-vendor contracts spec-docs sync bench clean
+.PHONY: demo wheel test test-system test-long torture model kills test-xla test-clients test-cluster test-ray check fix proto console-vendor contracts spec-docs sync bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -91,15 +91,11 @@ FRAMEWORKS := $(addprefix tests/bridges/,beam_rag haystack langchain llama_index
 
 test-clients: export PYTHONDONTWRITEBYTECODE :=
 
-test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, in an environment of their own.
+# README and the examples run where only what the wheel declares is installed.
+test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, README and the examples, in environments of their own.
 	SCANNERY_TEST_CLIENTS=1 HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
-		-o filterwarnings=default -n 2 --dist loadfile $(PYTEST_OPTIONS) $(FRAMEWORKS)
-
-test-installed: export PYTHONDONTWRITEBYTECODE :=
-
-test-installed: $(CLIENTS)/.ready  ## README and the examples, where only what the wheel declares is installed.
-	SCANNERY_TEST_INSTALLED=1 PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
-		-o filterwarnings=default -o timeout=900 -n 2 --dist loadfile tests/installed
+		-o filterwarnings=default -o timeout=900 -n $(TESTS_AT_ONCE) --dist loadfile $(PYTEST_OPTIONS) \
+		tests/installed $(FRAMEWORKS)
 
 RAY := .venv-ray
 

@@ -1,8 +1,7 @@
-"""Environments take seconds to make, and programs seconds to start: `make test-installed` runs these tests."""
+"""Environments take seconds to make, and programs seconds to start: `make test-clients` runs these tests."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -15,41 +14,25 @@ import pytest
 
 from tests.data import ROOT
 from tests.installed.program import Environment
+from tests.served import made_once
 from tests.tools.declared_environment import Installed, declared_environment, installed_wheel, packages_of
 
 PROJECTS = {"whole": ".", "alone": "packaging/client"}
 
-if not os.environ.get("SCANNERY_TEST_INSTALLED"):
+if not os.environ.get("SCANNERY_TEST_CLIENTS"):
     collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheels, before the packages of the environments of the tests, those of `make test-clients` first.
-
-    The first process of pytest-xdist makes them for all.
-    """
-    folder = shared_folder(tmp_path_factory)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            _make(folder)
-            (folder / "done").touch()
-    return _installed(folder)
-
-
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of this run of pytest, whatever the process."""
-    run = tmp_path_factory.getbasetemp()
-    folder = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "wheels"
-    folder.mkdir(exist_ok=True)
-    return folder
+    """The wheels, before the packages of the environments of the tests, those of `make test-clients` first."""
+    return _installed(made_once(tmp_path_factory, "wheels", _make))
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder where models are kept as they load quickly."""
-    return shared_folder(tmp_path_factory) / "cache"
+    """A folder where models are kept as they load quickly, for all processes of this run of pytest."""
+    return made_once(tmp_path_factory, "models", lambda _: None)
 
 
 def _installed(folder: Path) -> Installed:
