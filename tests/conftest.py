@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -41,10 +42,44 @@ def pytest_configure(config: pytest.Config) -> None:
         bring_up_to_date(config.rootpath)
 
 
+_TEXTS = {"system": ("mark.system",), "long": ("mark.long", "first_quick(")}
+"""What the text of a file has whose tests have a mark."""
+
+
+# To import all test files takes a process half a minute, and the marks of a run of `make` need some of them.
+@cache
+def _says(file: Path, mark: str) -> bool:
+    return any(text in file.read_text() for text in _TEXTS[mark])
+
+
+@cache
+def _says_of_all(file: Path) -> bool:
+    """Return whether a file says of all its tests that they have a mark."""
+    return re.search(r"^pytestmark = .*mark\.(system|long)", file.read_text(), re.MULTILINE) is not None
+
+
+def _can_have(file: Path, marks: str) -> bool:
+    """Return whether a file can have tests of the marks that a run is for."""
+    if marks in ("long", "system and not long"):
+        return _says(file, marks.split(maxsplit=1)[0])
+    return marks != "not system and not long" or not _says_of_all(file)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Refuse marks that the text of their file does not have: the tests would be in no run."""
+    for mark in _TEXTS:
+        if item.get_closest_marker(mark) and not _says(item.path, mark):
+            raise pytest.UsageError(f"{item.nodeid}: {item.path.name} must say pytest.mark.{mark} itself")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the test files that no change since `--since` can affect."""
+    """Leave out the test files without tests of the marks, and those that no change since `--since` can affect."""
+    if not collection_path.match("test_*.py"):
+        return None
+    if not _can_have(collection_path, config.getoption("markexpr")):
+        return True
     since = config.getoption("since")
-    if since is None or collection_path.suffix != ".py":
+    if since is None:
         return None
     chosen = _affected(config.rootpath, since)
     return (
@@ -103,6 +138,12 @@ _FIRST = (
     "tests/cluster/failures/test_log_failures.py",
     "tests/cluster/failures/test_partitions.py",
     "tests/cluster/failures/test_hung_writers.py",
+    "tests/serving/services/test_migrating.py",
+    "tests/bridges/mcp/test_serve.py",
+    "tests/serving/leaves/test_processes.py",
+    "tests/serving/encoding/test_changed_encoders.py",
+    "tests/releases/test_downgrade.py",
+    "tests/bridges/ray/test_server_process.py",
     "tests/console/test_browser.py",
     "tests/serving/process/test_held_recall.py",
     "tests/cluster/writes/test_writes.py",
