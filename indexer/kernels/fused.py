@@ -25,6 +25,7 @@ __all__ = [
     "add_document_counts",
     "add_document_scores",
     "add_products",
+    "add_row_counts",
     "compiled",
     "count_rows",
     "keep_best",
@@ -286,6 +287,32 @@ def _take_row_counts(
         posting, position = _next_common(rows_P, posting, end, taken_R, position + 1)
 
 
+def _add_row_counts(
+    rows_P: np.ndarray,
+    counts_P: np.ndarray,
+    rows_R: np.ndarray,
+    documents_N: np.ndarray,
+    numbers_L: np.ndarray,
+    counts_U: np.ndarray,
+    found_U: np.ndarray,
+    hits: int,
+) -> int:
+    """Add the occurrences of a term in some rows, ascending, to `counts_U` of their documents.
+
+    New documents are written to `found_U`, of which `hits` were found before; returns those now.
+    """
+    end = rows_P.shape[0]
+    posting, position = _next_common(rows_P, 0, end, rows_R, 0)
+    while posting < end:
+        number = numbers_L[documents_N[rows_R[position]]]
+        if counts_U[number] == 0:
+            found_U[hits] = number
+            hits += 1
+        counts_U[number] += counts_P[posting]
+        posting, position = _next_common(rows_P, posting, end, rows_R, position + 1)
+    return hits
+
+
 def _add_document_scores(
     found_U: np.ndarray,
     hits: int,
@@ -334,6 +361,7 @@ def _add_products(
 # Without fastmath: the score of a row must not depend on its segment.
 add_bm25 = compiled(_add_bm25, fastmath=False)
 add_document_counts = compiled(_add_document_counts, fastmath=False)
+add_row_counts = compiled(_add_row_counts)
 add_document_scores = compiled(_add_document_scores, fastmath=False)
 count_rows = compiled(_count_rows)
 keep_best = compiled(_keep_best, fastmath=False)

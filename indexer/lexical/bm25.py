@@ -162,9 +162,10 @@ class Postings:
         if alive is None:
             return frequency
         bounds = zip(self.starts_T[numbers].tolist(), self.starts_T[numbers + 1].tolist(), strict=True)
-        return frequency - sum(
-            fused.count_rows(self.rows_P[start:end], alive.excluded) for start, end in bounds
-        )
+        # By the smaller set of rows, which is looked for among those of the term.
+        rows_R = alive.rows if alive.are_few else alive.excluded
+        counted = sum(fused.count_rows(self.rows_P[start:end], rows_R) for start, end in bounds)
+        return counted if alive.are_few else frequency - counted
 
     def counts_in(self, rows_R: np.ndarray, terms: Sequence[str]) -> tuple[dict[str, int], int]:
         """Return how often some rows together have each term, and their length; the rows ascend."""

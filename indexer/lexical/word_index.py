@@ -126,7 +126,11 @@ class _Part:
         self.shard, self.local = segment.shard, documents.numbers
         self.numbers_L = np.empty(len(documents.numbers), np.int32)
         """Number of each document in the index, int32."""
-        self.deleted = _NO_ROWS if segment.alive is None else segment.alive.excluded
+        alive = segment.alive
+        self.live = alive.rows if alive is not None and alive.are_few else None
+        """Numbers of the live rows, int64, ascending, where they are few: words are counted in these. None: in
+        documents, without `deleted`."""
+        self.deleted = _NO_ROWS if alive is None or self.live is not None else alive.excluded
         """Numbers of the deleted rows, int64, ascending."""
 
     def may_share_documents(self, second: _Part) -> bool:
@@ -135,6 +139,10 @@ class _Part:
 
     def lengths(self) -> np.ndarray:
         """Return the number of words in the live rows of each document, int64 (L,)."""
+        if self.live is not None:
+            weights = self.rows.lengths_N[self.live]
+            of_live_L = np.bincount(self.local.of_rows_N[self.live], weights, len(self.local))
+            return of_live_L.astype(np.int64)
         weights = self.rows.lengths_N[self.deleted]
         deleted_L = np.bincount(self.local.of_rows_N[self.deleted], weights, len(self.local))
         lengths_L: np.ndarray = self.documents.lengths_N - deleted_L.astype(np.int64)
@@ -208,19 +216,28 @@ class _Documents:
 
         counts_U, found_U = np.zeros(len(self.lengths_U), np.int32), np.empty(len(self.lengths_U), np.int32)
         parts = [
-            (part, _lists(part.documents, each), _lists(part.rows, each) if len(part.deleted) else {})
+            (
+                part,
+                _lists(part.documents, each) if part.live is None else {},
+                _lists(part.rows, each) if len(part.deleted) or part.live is not None else {},
+            )
             for part, each in zip(self._parts, terms, strict=True)
         ]
         for position, weight in enumerate(words.weights.values()):
             hits = 0
-            for part, lists, _ in parts:
+            for part, lists, row_lists in parts:
                 if position in lists:
                     hits = fused.add_document_counts(
                         *lists[position], part.numbers_L, counts_U, found_U, hits
                     )
+                elif part.live is not None and position in row_lists:
+                    hits = fused.add_row_counts(
+                        *row_lists[position], part.live, part.local.of_rows_N, part.numbers_L,
+                        counts_U, found_U, hits,
+                    )  # fmt: skip
             # After all were added: a document whose count is 0 again would be found twice.
             for part, _, row_lists in parts:
-                if position in row_lists:
+                if len(part.deleted) and position in row_lists:
                     fused.take_row_counts(
                         *row_lists[position], part.deleted, part.local.of_rows_N, part.numbers_L, counts_U
                     )
@@ -349,6 +366,9 @@ def warm_up() -> None:
     documents = DocumentWords(numbers, of_documents(postings, numbers.of_rows_N))
     index = WordIndex([SegmentWords(postings, documents, alive, None)])
     index.counts(["word"])
+    few = AllowedRows(np.array([0, 2]), None, len(words))
+    of_few = WordIndex([SegmentWords(postings, documents, few, None)])
+    of_few.search(WeightedTerms({"word": 1.0}, 1.0, average_document_length=1.0))
     # The rare word decides, so that the rows of its document are looked up in the list of the other one.
     for weights in ({"word": 1.0, "words": 9.0}, {"word": 1.0, "word~2": 1.0}):
         search = index.search(WeightedTerms(weights, 1.0, average_document_length=1.0))

@@ -110,6 +110,11 @@ class AllowedRows:
         """Share of allowed rows, 0 to 1."""
         return self.count / max(self._total, 1)
 
+    @property
+    def are_few(self) -> bool:
+        """Whether most rows are not allowed."""
+        return 2 * self.count < self._total
+
     @cached_property
     def rows(self) -> np.ndarray:
         """Numbers of the allowed rows, int64, ascending, read-only."""

@@ -37,6 +37,8 @@ MadeT = TypeVar("MadeT")
 
 MAX_PARSED = 256
 """Messages with options that a snapshot keeps, and messages without their filters."""
+MAX_PLANS = 4 * MAX_PARSED
+"""Plans that a snapshot keeps: options have one for each mode."""
 MAX_PARSED_BYTES = 4096
 """Longer messages are parsed each time."""
 MAX_SEEN = 256
@@ -75,6 +77,8 @@ class Snapshot:
     """Options with filters, by recall step and serialised message: most requests repeat earlier ones."""
     _options: dict[tuple[int, bytes], Options] = field(default_factory=dict)
     """Options, by recall step and serialised message without its filter: most others repeat these."""
+    _variants: dict[int, Options] = field(default_factory=dict)
+    """The options that are kept, in each mode, by identity."""
     _plans: dict[int, tuple[Options, Any]] = field(default_factory=dict)
     """What `plan` made, by identity of the options: to compare options takes longer than to make it."""
     _encoders: dict[str, QueryEncoder] = field(default_factory=dict)
@@ -148,6 +152,8 @@ class Snapshot:
             recall_step=self.recall_step,
             seen=seen,
             whole_index=self.index,
+            # What options are parsed to depends on the spec alone.
+            **({} if seen.fields is not None else {"_options": self._options, "_variants": self._variants}),
             _encoders=self._encoders,
         )
 
@@ -251,11 +257,10 @@ class Snapshot:
         options = options.raised(step, self.manifest.spec.target_recall)
         if len(key) <= MAX_PARSED_BYTES:
             if len(self._options) >= MAX_PARSED:
-                for kept in (self._parsed, self._options, self._plans):
+                for kept in (self._parsed, self._options, self._variants, self._plans):
                     kept.clear()
             self._options[step, key] = options
-            for each in options.variants:
-                self._plans[id(each)] = (each, None)
+            self._variants.update({id(each): each for each in options.variants})
         return options
 
     def plan(self, options: Options, make: Callable[[Snapshot, Options], MadeT]) -> MadeT:
@@ -265,10 +270,11 @@ class Snapshot:
         """
         owner, made = self._plans.get(id(options), (None, None))
         if owner is not options:
-            return make(self, options)
-        if made is None:
             made = make(self, options)
-            self._plans[id(options)] = (options, made)
+            if self._variants.get(id(options)) is options:
+                if len(self._plans) >= MAX_PLANS:
+                    self._plans.clear()
+                self._plans[id(options)] = (options, made)
         return made
 
     def derived(
