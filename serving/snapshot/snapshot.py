@@ -153,7 +153,8 @@ class Snapshot:
             seen=seen,
             whole_index=self.index,
             # What options are parsed to depends on the spec alone.
-            **({} if seen.fields is not None else {"_options": self._options, "_variants": self._variants}),
+            _options=self._options if seen.fields is None else {},
+            _variants=self._variants if seen.fields is None else {},
             _encoders=self._encoders,
         )
 
@@ -268,13 +269,15 @@ class Snapshot:
 
         For small values that depend on nothing else: the snapshot and the options are immutable.
         """
-        owner, made = self._plans.get(id(options), (None, None))
-        if owner is not options:
-            made = make(self, options)
-            if self._variants.get(id(options)) is options:
-                if len(self._plans) >= MAX_PLANS:
-                    self._plans.clear()
-                self._plans[id(options)] = (options, made)
+        kept = self._plans.get(id(options))
+        if kept is not None and kept[0] is options:
+            planned: MadeT = kept[1]
+            return planned
+        made = make(self, options)
+        if self._variants.get(id(options)) is options:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            self._plans[id(options)] = (options, made)
         return made
 
     def derived(

@@ -113,8 +113,8 @@ def test_scores_are_those_of_the_oracle_for_any_number_of_shards(
 def test_all_kernels_of_searches_by_words_are_compiled_before_the_first() -> None:
     warm_up()
     used = (
-        "add_bm25", "add_document_counts", "add_document_scores", "add_row_counts", "count_rows", "keep_best", "look_up_bm25",
-        "rows_of_best_documents", "take_row_counts",
+        "add_bm25", "add_document_counts", "add_document_scores", "add_row_counts", "count_rows", "keep_best",
+        "look_up_bm25", "rows_of_best_documents", "take_row_counts",
     )  # fmt: skip
     assert [name for name in used if not getattr(fused, name).signatures] == []
 
