@@ -100,8 +100,7 @@ def list_(file: FileOption, as_json: JsonOption = False) -> None:
 
 
 def _opened(key: ApiKey) -> str:
-    entries = [entry.as_json() for entry in key.access]
-    return "\n".join(json.dumps(entry) for entry in entries) or "all"
+    return "\n".join(json.dumps(entry.as_json()) for entry in key.access) or "all"
 
 
 def _item(key: ApiKey) -> dict[str, object]:
@@ -138,7 +137,7 @@ def whoami(
     table = Table.grid(padding=(0, 2))
     for line in (
         ("caller", caller.name), ("scopes", " ".join(caller.scopes) or "none"), ("indexes", indexes),
-        ("limits", limits_text(caller.limits)),
+        ("opens", "\n".join(map(json.dumps, caller.access)) or "all"), ("limits", limits_text(caller.limits)),
         ("expires", end or "never"), ("asks for credentials", "yes" if caller.asks_for_credentials else "no"),
         ("server", f"{caller.server_version} {caller.server_role} {caller.server_id}"),
     ):  # fmt: skip

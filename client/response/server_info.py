@@ -35,6 +35,9 @@ class CallerInfo:
     """`all`: a server of whole indexes; `root`: of a cluster; `embedded`: a store in this process."""
     limits: Mapping[str, Any]
     """Limits of the caller, by the names of `scannery keys create --limit`; empty: it has none."""
+    access: tuple[Mapping[str, Any], ...]
+    """What it sees of these indexes: `index`, a name or pattern, and `where`, `fields`, `methods` where these are
+    restricted. The first that names an index counts. Empty: all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ def parse_caller(message: index_pb2.WhoAmIResponse) -> CallerInfo:
         server_id=message.server_id,
         server_role=message.server_role,
         limits=json.loads(message.limits_json or "{}"),
+        access=tuple(json.loads(message.access_json or "[]")),
     )
 
 

@@ -75,6 +75,8 @@ class Introspection:
             response.expires_at.FromSeconds(math.floor(caller.expires_s))
         if (limits := self._quotas.limits_of(caller)) is not None:
             response.limits_json = json.dumps(limits.to_dict())
+        if caller.access:
+            response.access_json = json.dumps([entry.as_json() for entry in caller.access])
         return response
 
     def metrics(self, request: pb.GetMetricsRequest, deadline: Deadline) -> pb.GetMetricsResponse:

@@ -487,6 +487,7 @@ def test_what_a_key_writes_is_of_its_part(world: World) -> None:
     with scannery.connect(
         world.server.address, api_key=world.keys["part"], tls=False, timeout_s=120
     ) as client:
+        assert client.whoami().access == ({"index": PART, "where": {"tenant": "a"}},)
         part = client.index(PART)
         point: Any = {"id": "new", "vector": np.ones(DIMENSIONS, np.float32), "attributes": {"kind": "kind0"}}
         part.upsert([point])

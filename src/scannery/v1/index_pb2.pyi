@@ -1942,6 +1942,7 @@ class WhoAmIResponse(_message.Message):
     SERVER_ID_FIELD_NUMBER: _builtins.int
     SERVER_ROLE_FIELD_NUMBER: _builtins.int
     LIMITS_JSON_FIELD_NUMBER: _builtins.int
+    ACCESS_JSON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the caller: `NAME/ID` of an API key, `sub/SUBJECT` of a token, `anonymous` without either. Never a secret."""
     all_indexes: _builtins.bool
@@ -1956,6 +1957,10 @@ class WhoAmIResponse(_message.Message):
     """`all`: a server of whole indexes; `root`: of a cluster; `embedded`: the store is opened in the process of the caller."""
     limits_json: _builtins.str
     """Limits of the caller as a JSON object, with the names of `scannery keys create --limit`; empty: it has none."""
+    access_json: _builtins.str
+    """What it sees of the indexes that it sees, as a JSON list of objects with `index`, `where`, `fields` and `methods`,
+    with its groups in the filters: the first whose pattern names an index counts. Empty: all of them.
+    """
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What it may do: `read`, `write`, `admin`, in this order. None includes another."""
@@ -1981,10 +1986,11 @@ class WhoAmIResponse(_message.Message):
         server_id: _builtins.str = ...,
         server_role: _builtins.str = ...,
         limits_json: _builtins.str = ...,
+        access_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_indexes", b"all_indexes", "asks_for_credentials", b"asks_for_credentials", "expires_at", b"expires_at", "indexes", b"indexes", "limits_json", b"limits_json", "name", b"name", "scopes", b"scopes", "server_id", b"server_id", "server_role", b"server_role", "server_version", b"server_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_json", b"access_json", "all_indexes", b"all_indexes", "asks_for_credentials", b"asks_for_credentials", "expires_at", b"expires_at", "indexes", b"indexes", "limits_json", b"limits_json", "name", b"name", "scopes", b"scopes", "server_id", b"server_id", "server_role", b"server_role", "server_version", b"server_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
