@@ -100,6 +100,8 @@ def connected(path: Path) -> apsw.Connection:
             # FULL syncs every commit. SQLite stores the setting per connection, not per database.
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
+            # What is deleted must not stay in the file: it may be of somebody who is to be forgotten.
+            connection.execute("PRAGMA secure_delete = ON")
         except BaseException:
             connection.close()
             raise

@@ -41,7 +41,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.versions.leases import WorkLease, read_leases, working
-from scannery.indexer.versions.versions import hold_current
+from scannery.indexer.versions.versions import hold_current, list_versions
 from scannery.live.log.homes import checked_log, log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError, LogHome, MutationLog
@@ -49,7 +49,7 @@ from scannery.live.maintenance.merge_policy import largest_tried, seal_effort
 from scannery.live.memtable import UnsealedChange, change_of
 from scannery.live.row_tables import stored_schema
 
-__all__ = ["dead_rows", "seal"]
+__all__ = ["dead_rows", "seal", "shorten_log"]
 
 
 AT_ONCE = 4
@@ -253,6 +253,31 @@ def _truncate(log: MutationLog, store: Store, parent: Manifest) -> None:
     # The mutations after `parent` stay: servers may be opening that version, or roll back to it.
     needed = [parent.log_sequence, current.log_sequence, *([] if leased is None else [leased])]
     log.truncate(min(needed))
+
+
+def shorten_log(store: Store, index: str, *, log_root: LogRoot | None = None) -> None:
+    """Remove the records that no version needs: those of mutations that the oldest version has.
+
+    Args:
+        store: of the index.
+        index: its name.
+        log_root: as of `seal`.
+
+    Raises:
+        NotFoundError, CorruptError, FormatError, WrongLogError: as `seal`.
+
+    """
+    log = checked_log(log_home(store, index, log_root), read_manifest(store, index))
+    if log is None:
+        return
+    try:
+        leased = read_leases(store, index).log_after
+        needed = [
+            read_manifest(store, index, version).log_sequence for version in list_versions(store, index)
+        ]
+        log.truncate(min([*needed, *([] if leased is None else [leased])]))
+    finally:
+        log.close()
 
 
 def _build_segments(

@@ -279,15 +279,23 @@ def gc_command(
         float, typer.Option("--min-age-hours", min=0, help="Keep younger files.")
     ] = 24.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    log: LogOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old versions that no server or build uses, and the files that only they need."""
+    """Remove old versions that no server or build uses, and the files and records of the log that only they need."""
+    from scannery.live.log.mutation_log import WrongLogError
+    from scannery.live.maintenance.seal import shorten_log
+
     opened = Store.open(store)
-    age = timedelta(hours=min_age_hours)
+    name, age = index_of(opened, name), timedelta(hours=min_age_hours)
     with counting_bar("removing") as progress:
-        report = collect_garbage(
-            opened, index_of(opened, name), keep=keep, min_age=age, dry_run=dry_run, progress=progress
-        )
+        report = collect_garbage(opened, name, keep=keep, min_age=age, dry_run=dry_run, progress=progress)
+    log_is_elsewhere = False
+    if not dry_run:
+        try:
+            shorten_log(opened, name, log_root=given_log_root(log))
+        except WrongLogError:
+            log_is_elsewhere = True
     if as_json:
         print_json({**report.__dict__})
         return
@@ -301,6 +309,8 @@ def gc_command(
     if report.leased:
         numbers = ", ".join(map(str, report.leased))
         console().print(f"Kept, because servers or builds use them: version(s) {numbers}.")
+    if log_is_elsewhere:
+        console().print("Kept: the log of live updates, which is elsewhere; --log names the place.")
 
 
 @index_app.command("compact")
