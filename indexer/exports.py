@@ -117,7 +117,7 @@ from scannery.indexer.segment.cache import SegmentCache, default_cache_folder
 from scannery.indexer.segment.cold.cold_vectors import ColdReads
 from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.named_vectors import NamedVectors
-from scannery.indexer.segment.opening import RowIds, open_segment, read_row_ids
+from scannery.indexer.segment.opening import RowIds, open_segment, read_expired, read_row_ids
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.segment.value_postings import ValuePostings
 from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
@@ -307,6 +307,7 @@ __all__ = [
     "python_environment",
     "read_aliases",
     "read_deleted",
+    "read_expired",
     "read_live_mask",
     "read_manifest",
     "read_row_ids",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.segment.cache import SegmentCache
 from scannery.indexer.segment.cold.cold_vectors import ColdReads
+from scannery.indexer.segment.expired_rows import next_expiry, unexpired
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
 from scannery.indexer.segment.segment import Segment
@@ -43,11 +44,15 @@ class OpenIndex:
     segments: tuple[Segment, ...]
     """Open segments in the order of the manifest. Open versions share them; `alive` has the deleted rows of each."""
     alive: tuple[AllowedRows | None, ...]
-    """Rows: for each segment the rows that are not deleted; None: all rows."""
+    """Rows: for each segment the rows that are not deleted, and have not expired at `second`; None: all rows."""
     whole: Manifest | None = None
     """The published manifest, if `manifest` has the segments of some shards alone."""
     maps: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Matrices of `Manifest.vector_maps`, by key."""
+    second: int = 0
+    """Second since 1970 at which the index is seen: what has expired by then is not alive. 0: no time is looked at."""
+    undeleted: tuple[AllowedRows | None, ...] | None = None
+    """Rows of each segment that are not deleted, expired or not; None: they are those of `alive`."""
     _spaces: dict[str, VectorSpace] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The vectors of each name that was searched: segments in memory make those of a name when they are first read."""
 
@@ -65,6 +70,37 @@ class OpenIndex:
     def dimensions(self) -> int:
         """Components of a vector."""
         return self.manifest.dimensions
+
+    def at(self, second: int) -> OpenIndex:
+        """Return the index as it is seen at a second since 1970, earlier or later than this one."""
+        expiry = self.spec.live.expire
+        if expiry is None or second == self.second:
+            return self
+        undeleted = self.alive if self.undeleted is None else self.undeleted
+        alive = tuple(
+            unexpired(segment, rows, expiry, second)
+            for segment, rows in zip(self.segments, undeleted, strict=True)
+        )
+        return replace(self, alive=alive, second=second, undeleted=undeleted)
+
+    @property
+    def next_expiry(self) -> int | None:
+        """The second at which a further row may expire; None: none will."""
+        expiry = self.spec.live.expire
+        if expiry is None:
+            return None
+        seconds = [next_expiry(segment, expiry, self.second) for segment in self.segments]
+        return min((second for second in seconds if second is not None), default=None)
+
+    @property
+    def expired_rows(self) -> int:
+        """Rows that have expired, and are not deleted."""
+        pairs = zip(self.segments, self.undeleted or self.alive, self.alive, strict=True)
+        return sum(
+            (segment.rows if undeleted is None else undeleted.count) - alive.count
+            for segment, undeleted, alive in pairs
+            if alive is not None and alive is not undeleted
+        )
 
     @cached_property
     def words(self) -> WordIndex | None:

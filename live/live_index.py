@@ -55,6 +55,7 @@ from scannery.runtime.errors import (
     UnknownIndexError,
 )
 from scannery.runtime.retry import Deadline
+from scannery.runtime.times import WALL_SECONDS
 
 __all__ = ["LiveIndex", "Sequenced"]
 
@@ -99,6 +100,7 @@ class LiveIndex(Generic[SnapshotT]):
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_gap: Callable[[], None] = lambda: None,
         room: Callable[[int], None] = lambda size_bytes: None,
+        seconds: Callable[[], int] = WALL_SECONDS,
     ) -> None:
         """Replay the log.
 
@@ -111,6 +113,7 @@ class LiveIndex(Generic[SnapshotT]):
             waiting: returns a context manager; inside it, a request waits and leaves its permit to others.
             on_gap: called when this object must move to a later version or, if `replaced`, be created again.
             room: raises OverloadedError if there is no memory for a record of some bytes, which is then not written.
+            seconds: returns the second since 1970, at which writes see the index.
 
         Raises:
             CorruptError, FormatError: the log cannot be replayed.
@@ -124,7 +127,7 @@ class LiveIndex(Generic[SnapshotT]):
         self._closed = False
         self.dropped = False
         """Whether it is closed because the index was dropped: writes then fail as for any unknown index."""
-        self._on_gap, self._room = on_gap, room
+        self._on_gap, self._room, self._seconds = on_gap, room, seconds
         self.replaced = False
         """Whether the log or the index was replaced: this object must be created again."""
         self._superseded_version = 0
@@ -433,10 +436,10 @@ class LiveIndex(Generic[SnapshotT]):
         """Return what `use` makes of what is read from the newest state; read again if it is an old one by then."""
         for _ in range(READS - 1):
             with suppress(StateMovedError, StateGoneError):
-                return use(read(self._state))
+                return use(read(self._state.at(self._seconds())))
             self.catch_up(now=True)
         try:
-            return use(read(self._state))
+            return use(read(self._state.at(self._seconds())))
         except StateMovedError:
             raise OverloadedError("the index moves to other versions", retry_after_s=RETRY_S) from None
 
@@ -492,7 +495,7 @@ class LiveIndex(Generic[SnapshotT]):
             )
             with self._lock:
                 with stack.pop_all():  # leaving this block commits
-                    state = append_group(self._state, transaction, group, answers)
+                    state = append_group(self._state.at(self._seconds()), transaction, group, answers)
                 # The group is durable; it becomes visible before callers get their responses.
                 self._publish(state)
         return answers

@@ -102,6 +102,9 @@ class LiveState:
     """Rows in these batches, of all shards, including those that were replaced later."""
     log_bytes: int = 0
     """Size of their records, which a restart reads again. Only this counts deletions and rows that were replaced."""
+    second: int = 0
+    """Second since 1970 at which the index is seen. Only `opened` depends on it: the parts of a state follow from the
+    log alone, so that they are the same in all processes."""
 
     @property
     def manifest(self) -> Manifest:
@@ -140,10 +143,15 @@ class LiveState:
         return replace(self, log_bytes=self.log_bytes + size_bytes) if size_bytes else self
 
     def opened(self) -> OpenIndex:
-        """Return version and runs as one index, for search."""
+        """Return version and runs as one index, for search, without what has expired at `second`."""
         segments = (*self.index.segments, *(run.segment for run in self.runs))
         alive = (*self.alive, *(run.alive for run in self.runs))
-        return OpenIndex(self.manifest, segments, alive, self.index.whole, self.index.maps)
+        index = OpenIndex(self.manifest, segments, alive, self.index.whole, self.index.maps)
+        return index.at(self.second)
+
+    def at(self, second: int) -> LiveState:
+        """Return the state as it is seen at a second since 1970."""
+        return replace(self, second=second) if self.manifest.spec.live.expire is not None else self
 
 
 def begin(index: OpenIndex, shards: Shards | None = None) -> LiveState:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import difflib
 import math
-import re
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
@@ -27,6 +26,7 @@ from scannery.indexer.ranking.expression import (
     Score,
     compiled,
 )
+from scannery.runtime.times import length_s
 
 __all__ = ["MAX_CHARACTERS", "RankingSyntaxError", "parsed", "program_of"]
 
@@ -34,8 +34,6 @@ MAX_CHARACTERS = 4_000
 MAX_NODES = 400
 MAX_SIGNALS = 16
 """An index keeps four bytes for each signal and row: 64 MB of a million rows."""
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365.25 * 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdwy])")
 _NUMERIC = ("int", "float", "bool", "timestamp")
 _COMPARED = ("string", "string_list", "timestamp")
 
@@ -216,12 +214,12 @@ class _Parser:
     def _length(self, node: ast.expr, *, of_times: bool) -> float:
         """Return a half-life: a number, or a text like `90d`."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            match = _DURATION.fullmatch(node.value.strip())
-            if match is None or not of_times:
+            seconds = length_s(node.value)
+            if seconds is None or not of_times:
                 raise RankingSyntaxError(
                     f"decay: {node.value!r:.80} is no length of time like '90d' (s, m, h, d, w, y) of a timestamp"
                 )
-            length = float(match[1]) * _UNITS_S[match[2]]
+            length = seconds
         else:
             number = self.read(node)
             length = number.value if isinstance(number, Constant) else 0.0

@@ -1,6 +1,6 @@
 """Open a segment of a store through the local cache.
 
-The ids of a stored segment's rows, read without its vectors and texts.
+The ids of a stored segment's rows, and the rows that have expired, read without its vectors and texts.
 
 They are a hundredth of a segment. So what only has to find rows reads little of a bucket, and fills no local cache.
 """
@@ -8,6 +8,7 @@ They are a hundredth of a segment. So what only has to find rows reads little of
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scannery.indexer.errors import CorruptError, IndexerError, StoreError
@@ -31,11 +34,12 @@ from scannery.indexer.segment.compact_segment import CompactSegment, is_compact,
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.segment.segment_files import check_format
+from scannery.indexer.spec.spec import ExpirySpec
 from scannery.indexer.store.backend import check_size
 from scannery.indexer.store.object_store import RangeFile, Store
 from scannery.indexer.versions.versions import segment_key
 
-__all__ = ["RowIds", "cached_folder", "open_segment", "read_row_ids", "unpacked_segment"]
+__all__ = ["RowIds", "cached_folder", "open_segment", "read_expired", "read_row_ids", "unpacked_segment"]
 
 
 _LOG = logging.getLogger(__name__)
@@ -226,6 +230,38 @@ def read_row_ids(store: Store, index: str, entry: SegmentEntry) -> RowIds:
     if table.num_rows != entry.rows:
         raise CorruptError(f"{key} has {table.num_rows} rows, {entry.rows} in the manifest")
     return RowIds(table.column("id"), table.column("document_id"))
+
+
+def read_expired(
+    store: Store, index: str, entry: SegmentEntry, expiry: ExpirySpec, second: int
+) -> np.ndarray:
+    """Return the rows of a stored segment that have expired at a second since 1970, bool (N,), deleted ones included.
+
+    Of a column of times, the parts are read whose least time has passed. Otherwise as `read_row_ids`.
+    """
+    key, limit_us = segment_key(index, entry.key), expiry.limit_us(second)
+    check_size(key, store.size(key), entry.size_bytes)
+    expired_N = np.zeros(entry.rows, bool)
+    with _opened_file(store, key, entry) as file:
+        check_format(file.schema_arrow, key)
+        column = file.schema_arrow.get_field_index(expiry.path)
+        leaves = [file.schema.column(number).path for number in range(len(file.schema))]
+        if column < 0 or expiry.path not in leaves:  # declared since the segment was written
+            return expired_N
+        start = 0
+        for number in range(file.num_row_groups):
+            group = file.metadata.row_group(number)
+            statistics = group.column(leaves.index(expiry.path)).statistics
+            stop = start + group.num_rows
+            if statistics is None or not statistics.has_min_max or _microseconds(statistics.min) <= limit_us:
+                times = file.read_row_group(number, [expiry.path]).column(0).cast(pa.int64())
+                expired_N[start:stop] = pc.fill_null(pc.less_equal(times, limit_us), False).to_numpy()
+            start = stop
+    return expired_N
+
+
+def _microseconds(moment: dt.datetime) -> int:
+    return (moment - dt.datetime(1970, 1, 1, tzinfo=moment.tzinfo)) // dt.timedelta(microseconds=1)
 
 
 @contextlib.contextmanager

@@ -100,6 +100,7 @@ def _docstrings(model: type[SpecModel]) -> dict[str, str]:
         for attribute, text in itertools.pairwise(definition.body)
         if isinstance(attribute, ast.AnnAssign)
         and isinstance(attribute.target, ast.Name)
+        and attribute.target.id in model.model_fields
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)

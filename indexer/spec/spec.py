@@ -31,7 +31,14 @@ from scannery.indexer.spec.attribute_spec import (
     CheckedType,
     check_attribute_name,
 )
-from scannery.indexer.spec.model import INDEX_NAME, Since, SpecModel, as_earlier, mapping_like
+from scannery.indexer.spec.model import (
+    INDEX_NAME,
+    FieldSpecModel,
+    Since,
+    SpecModel,
+    as_earlier,
+    mapping_like,
+)
 from scannery.indexer.spec.source_spec import ChunkSpec, CsvSpec, SourceFormat, SourceSpec
 from scannery.indexer.spec.vector_spec import (
     Distance,
@@ -43,6 +50,7 @@ from scannery.indexer.spec.vector_spec import (
 )
 from scannery.runtime.boosts import expression_of
 from scannery.runtime.search_modes import FusionMethod, Mode
+from scannery.runtime.times import length_s
 
 __all__ = [
     "AttributeSpec",
@@ -51,6 +59,7 @@ __all__ = [
     "CsvSpec",
     "Distance",
     "EncoderSpec",
+    "ExpirySpec",
     "IndexSpec",
     "Language",
     "LexicalSpec",
@@ -172,6 +181,49 @@ class ScannSpec(SpecModel):
     """Candidates that are rescored with exact vectors, for ten hits; default: chosen by tuning, 20 to 640."""
 
 
+def _length_of_time(text: str) -> str:
+    if length_s(text) is None:
+        raise ValueError(f"must be a length of time like `30d` or `12h` (s, m, h, d, w, y), got {text!r:.80}")
+    return text
+
+
+class ExpirySpec(FieldSpecModel):
+    """When a datapoint expires. From then on no request sees it, and maintenance removes it from the next version."""
+
+    path: Annotated[str, Field(alias="from")]
+    """Attribute with the time from which a datapoint lives, or, without `after`, at which it expires: a `timestamp`.
+    A datapoint without a value never expires."""
+
+    after: Annotated[str, AfterValidator(_length_of_time)] | None = None
+    """How long a datapoint lives from that time on, such as `30d` (s, m, h, d, w, y). Default: not at all."""
+
+    def limit_us(self, second: int) -> int:
+        """Return the latest time of a datapoint that has expired at a second since 1970, in microseconds."""
+        return second * 1_000_000 - self._after_us
+
+    def second_of(self, time_us: int) -> int:
+        """Return the first second since 1970 at which a datapoint with a time in microseconds has expired."""
+        return -(-(time_us + self._after_us) // 1_000_000)
+
+    @property
+    def _after_us(self) -> int:
+        return round(1e6 * (length_s(self.after) or 0.0)) if self.after else 0
+
+
+def _expiry(value: object) -> object:
+    if value is None or isinstance(value, (Mapping, ExpirySpec)):
+        return value
+    if isinstance(value, str):
+        return {"from": value}
+    raise ValueError(
+        f"must be an attribute, or a mapping such as `{{from: published, after: 30d}}`, got {value!r}"
+    )
+
+
+def _or_attribute(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [{"type": "string"}, *schema["anyOf"]]
+
+
 class LiveSpec(SpecModel):
     """Thresholds of live updates: for sealing new rows in memory, merging segments, and garbage collection."""
 
@@ -209,6 +261,12 @@ class LiveSpec(SpecModel):
     foreign_vectors: Annotated[Literal["flag", "refuse", "allow"], Since(3)] = "flag"
     """What becomes of a written batch whose vectors do not look like those of the index, and whose model the caller has
     not named: `flag` writes it, with a warning, `refuse` refuses it, `allow` does not compare."""
+
+    expire: Annotated[
+        ExpirySpec | None, BeforeValidator(_expiry), Field(json_schema_extra=_or_attribute), Since(3)
+    ] = None
+    """When datapoints expire: an attribute with the time of each, `expires_at`, or a mapping,
+    `{from: published, after: 30d}`. Default: never."""
 
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> LiveSpec:
@@ -395,6 +453,7 @@ class IndexSpec(SpecModel):
                     name: attribute for name, attribute in self.attribute_specs.items() if name in fields
                 },
                 "dynamic": False,
+                "live": self.live.model_copy(update={"expire": None}),
             }
         )
         spec._readable_fields = fields
@@ -449,6 +508,7 @@ class IndexSpec(SpecModel):
                 "dynamic": False,
                 "lexical": None,
                 "search": SearchSpec(),
+                "live": self.live.model_copy(update={"expire": None}),
             }
         )
 
@@ -514,6 +574,15 @@ class IndexSpec(SpecModel):
             return value is not None
         fields: dict[str, Any] = handler(value)
         return fields
+
+    @model_validator(mode="after")
+    def _has_times(self) -> IndexSpec:
+        if (expiry := self.live.expire) is not None and self.attributes.get(expiry.path) != "timestamp":
+            raise ValueError(
+                f"`live.expire`: {expiry.path!r:.80} must be an attribute of type timestamp, "
+                f"got {self.attributes.get(expiry.path, 'none of this name')}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> IndexSpec:

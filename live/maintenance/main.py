@@ -67,8 +67,8 @@ def run_due(
 ) -> None:
     """Seal all mutations, merge what is due, and collect garbage, one index after the other.
 
-    An index that only builds change is left as it is. Tasks that another process runs are left out. If one fails, the
-    others still run, and the first error is raised at the end.
+    An index that only builds change is left as it is, unless its rows expire. Tasks that another process runs are left
+    out. If one fails, the others still run, and the first error is raised at the end.
 
     Args:
         store: with the indexes.
@@ -99,7 +99,8 @@ def run_due(
 
 def _is_due(task: Task, store: Store, index: str) -> bool:
     manifest = read_manifest(store, index)
-    return manifest.log_sequence > 0 and (task != "gc" or manifest.spec.live.gc_every_s > 0)
+    live = manifest.spec.live
+    return (manifest.log_sequence > 0 or live.expire is not None) and (task != "gc" or live.gc_every_s > 0)
 
 
 def _run_locked(

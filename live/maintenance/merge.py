@@ -10,7 +10,7 @@ by id when the result is committed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,8 @@ from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.maintenance.merge_policy import due, full_tiers, largest_tried
-from scannery.live.row_tables import live_rows, stored_schema
+from scannery.live.row_tables import live_rows, stored_schema, unexpired_rows
+from scannery.runtime.times import WALL_SECONDS
 
 __all__ = ["MergeReport", "merge"]
 
@@ -61,7 +62,7 @@ class MergeReport:
     rows: int
     """Rows of the new segment; 0 if no row was left."""
     dropped: int
-    """Deleted rows that the new segment does not contain."""
+    """Rows that the new segment does not contain, since they are deleted or have expired."""
 
 
 def merge(
@@ -72,6 +73,7 @@ def merge(
     fill_cache: bool = True,
     threads: int | None = None,
     filling: bool = False,
+    seconds: Callable[[], int] = WALL_SECONDS,
 ) -> MergeReport | None:
     """Merge the due group with the fewest rows, as a new version; return None if none is due.
 
@@ -86,6 +88,7 @@ def merge(
             is not used: segments are unpacked into a folder that is removed after the merge.
         threads: for building segments; None: one per available core.
         filling: whether rows are added quickly: merges that can wait are not due, and others take less effort.
+        seconds: returns the second since 1970, by which rows have expired: the new segment does not contain them.
 
     Raises:
         NotFoundError, CorruptError, FormatError: the index cannot be read.
@@ -97,7 +100,9 @@ def merge(
         return None
     with _opening(cache, fill_cache) as opening, working(store, index) as lease:
         manifest = hold_current(store, index, lease)
-        return None if manifest is None else _merge_first(store, manifest, opening, threads, filling)
+        return (
+            None if manifest is None else _merge_first(store, manifest, opening, threads, filling, seconds())
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ def _opening(cache: SegmentCache | None, fill_cache: bool) -> Iterator[_Opening]
 
 
 def _merge_first(
-    store: Store, manifest: Manifest, opening: _Opening, threads: int | None, filling: bool
+    store: Store, manifest: Manifest, opening: _Opening, threads: int | None, filling: bool, second: int
 ) -> MergeReport | None:
     errors: list[Exception] = []
     groups = due(manifest, filling=filling)
@@ -129,7 +134,8 @@ def _merge_first(
             continue
         tried.append(keys)
         try:
-            return _merge_group(store, manifest, group, opening, threads, "light" if filling else "full")
+            effort: Effort = "light" if filling else "full"
+            return _merge_group(store, manifest, group, opening, threads, effort, second)
         except Exception as error:  # noqa: BLE001  the next group may succeed
             _LOG.error("index %s: %d segments of shard %d cannot be merged: %s", manifest.index, len(group),
                        group[0].shard, error)  # fmt: skip
@@ -146,10 +152,11 @@ def _merge_group(
     opening: _Opening,
     threads: int | None,
     effort: Effort,
+    second: int,
 ) -> MergeReport | None:
     index = manifest.index
     with scratch_folder("merge") as folder:
-        built = _build_merged(store, manifest, group, folder, opening.cache, threads, effort)
+        built = _build_merged(store, manifest, group, folder, opening.cache, threads, effort, second)
         if built is not None:
             store_segment(store, index, built)
             if opening.fills:  # unpacking the segment and timing its searches would take a server seconds
@@ -161,7 +168,7 @@ def _merge_group(
         version=published.version,
         merged=len(group),
         rows=built.entry.rows if built else 0,
-        dropped=sum(entry.rows - entry.live_rows for entry in group),
+        dropped=sum(entry.rows for entry in group) - (built.entry.rows if built else 0),
     )
 
 
@@ -173,6 +180,7 @@ def _build_merged(
     cache: SegmentCache,
     threads: int | None,
     effort: Effort,
+    second: int,
 ) -> BuiltSegment | None:
     segments = [open_segment(store, manifest.index, entry, cache) for entry in group]
     masks = [read_live_mask(store, manifest.index, entry) for entry in group]
@@ -181,6 +189,7 @@ def _build_merged(
         for segment, mask_N in zip(segments, masks, strict=True)
     ]
     table = live_rows(zip(segments, alive, strict=True), stored_schema(manifest))
+    table = unexpired_rows(table, manifest, second)
     if not table.num_rows:
         return None
     return build_segment(

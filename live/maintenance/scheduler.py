@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, TypeAlias
 
 from scannery.indexer import (
+    NO_SHARDS,
     IndexerError,
     IndexSpec,
     Manifest,
@@ -45,6 +46,7 @@ from scannery.live.maintenance.merge_policy import due
 from scannery.live.memtable import LiveState
 from scannery.runtime.memory import BUILD_COPIES, TASK_BYTES, memory_text
 from scannery.runtime.retry import Backoff
+from scannery.runtime.times import WALL_SECONDS
 
 __all__ = [
     "PROGRAM",
@@ -338,6 +340,7 @@ class Maintenance:
         clock: Callable[[], float] = time.monotonic,
         reserve: Reserve = lambda task, needed: _nothing,
         pressed: Callable[[], bool] = lambda: False,
+        seconds: Callable[[], int] = WALL_SECONDS,
     ) -> None:
         """Start nothing yet.
 
@@ -350,9 +353,10 @@ class Maintenance:
             clock: seconds.
             reserve: reserves the memory of a task.
             pressed: returns whether memory is short, so that rows are sealed early.
+            seconds: returns the second since 1970, by which rows have expired.
 
         """
-        self._reserve, self._pressed = reserve, pressed
+        self._reserve, self._pressed, self._seconds = reserve, pressed, seconds
         self._store = store
         self._index = index
         self._log_root = log_root if isinstance(log_root, DatabaseUrl) else log_root.absolute()
@@ -365,6 +369,8 @@ class Maintenance:
         self._held_until_s: dict[Task, float] = {}
         self._fill = FillDetector(clock)
         self._first_at_s: float | None = None
+        self._expired_at_s: float | None = None
+        """When rows of the version were first seen to have expired; None: they were not."""
         self._base = -1
         self._goal_at_s = float("-inf")
         self._marked = 0, 0.0
@@ -400,13 +406,13 @@ class Maintenance:
             self._lock.release()
 
     def _look_at_log(self, state: LiveState, *, regularly: bool) -> float:
-        if not self._was_written(state):
+        if state.manifest.spec.live.expire is None and not self._was_written(state):
             return SWEEP_S  # only builds change its segments
         age_s = self._age_s(state)
         filling = regularly and self._filling(state, age_s)
         tasks: list[Task] = []
         pressed = state.mutations > 0 and age_s >= PRESSED_S and self._pressed()
-        if pressed or seal_due(state, age_s, filling=filling):
+        if pressed or seal_due(state, age_s, filling=filling) or self._has_expired(state):
             tasks.append("seal")
         if due(state.manifest, filling=filling):
             tasks.append("merge")
@@ -442,6 +448,27 @@ class Maintenance:
         elif self._clock() - self._marked[1] >= MARKED_S:
             self._marked = 0, 0.0
             republish(self._store, manifest)
+
+    def _has_expired(self, state: LiveState) -> bool:
+        """Return whether rows of the version have expired that a seal should remove: by their number, or their age.
+
+        A process without rows does not know, and has a seal look.
+        """
+        live, now_s = state.manifest.spec.live, self._clock()
+        if live.expire is None:
+            return False
+        count = state.index.at(self._seconds()).expired_rows if state.index.segments else 0
+        if count >= live.seal_rows:
+            return True
+        if not count and state.shards is not NO_SHARDS:
+            self._expired_at_s = None
+            return False
+        if self._expired_at_s is None:
+            self._expired_at_s = now_s
+        if now_s - self._expired_at_s < live.seal_age_s:
+            return False
+        self._expired_at_s = None  # it may find none
+        return True
 
     def _was_written(self, state: LiveState) -> bool:
         """Return whether the index has a log; for a database, as far as the state says, which costs no query."""

@@ -17,6 +17,7 @@ from scannery.indexer import (
     InvalidRecordError,
     KnownTerms,
     Manifest,
+    OpenIndex,
     Segment,
     first_passages,
     vectors_array,
@@ -62,13 +63,14 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
         FormatError: the index has got another encoder or other dimensions since the batch was prepared.
 
     """
+    index = state.opened()
     for item in upsert.conditional:
-        matches = _seen(_rows(state, item.id), upsert.seen)
+        matches = _seen(_rows(index, item.id), upsert.seen)
         _check(item.condition, matches, item.id, f"{item.path}.condition")
-    _check_replaced(upsert, state)
+    _check_replaced(upsert, index)
     manifest = state.manifest
     vectors_of = None if upsert.vectors is None else upsert.vectors.encoded
-    changed = [_changed(item, upsert, state, vectors_of) for item in upsert.partial]
+    changed = [_changed(item, upsert, index, vectors_of) for item in upsert.partial]
     if not changed:
         return upsert.mutation
     # The index may have got other words since the batch was prepared; changed rows have the new ones.
@@ -88,12 +90,13 @@ def resolve_deletion(deletion: Deletion, state: LiveState) -> tuple[Mutation, in
     """
     gone: dict[tuple[str, int], None] = {}
     ids: list[str] = []
+    index = state.opened()
     for field, names, places_of in (
         ("ids", deletion.ids, _rows_of_id),
         ("document_ids", deletion.document_ids, _rows_of_document),
     ):
         for i, name in enumerate(names):
-            matches = _seen(places_of(state, name), deletion.seen)
+            matches = _seen(places_of(index, name), deletion.seen)
             if deletion.condition is not None:
                 _check(deletion.condition, matches, name, f"{field}[{i}]")
             if deletion.conditions and field == "ids":
@@ -120,7 +123,7 @@ def _seen(matches: RowsBySegment, seen: RowFilter | None) -> RowsBySegment:
     return [(segment, rows_R) for segment, rows_R in kept if len(rows_R)]
 
 
-def _check_replaced(upsert: PreparedUpsert, state: LiveState) -> None:
+def _check_replaced(upsert: PreparedUpsert, index: OpenIndex) -> None:
     """Raise PermissionDeniedError if a batch replaces a datapoint that its writer does not see."""
     mutation = upsert.mutation
     if upsert.seen is None:
@@ -130,7 +133,7 @@ def _check_replaced(upsert: PreparedUpsert, state: LiveState) -> None:
         (mutation.removed_documents, _rows_of_document),
     ):
         for name in names:
-            matches = places_of(state, name)
+            matches = places_of(index, name)
             if _count(matches) > _count(_seen(matches, upsert.seen)):
                 raise PermissionDeniedError(
                     f"upserts: datapoint {name!r:.200} cannot be written with these credentials",
@@ -165,11 +168,11 @@ def _revision(segment: Segment, row: int) -> int:
     return revision or 0
 
 
-def _rows(state: LiveState, name: str) -> RowsBySegment:
+def _rows(index: OpenIndex, name: str) -> RowsBySegment:
     """Return the rows that an upsert's id names: those of the document if texts are chunked, else the datapoint."""
-    if state.manifest.spec.source.chunk is not None and (rows := _rows_of_document(state, name)):
+    if index.spec.source.chunk is not None and (rows := _rows_of_document(index, name)):
         return rows
-    return _rows_of_id(state, name)
+    return _rows_of_id(index, name)
 
 
 def named_by(upsert: PreparedUpsert, state: LiveState) -> NamedRows:
@@ -186,9 +189,8 @@ def named_by(upsert: PreparedUpsert, state: LiveState) -> NamedRows:
     )
 
 
-def _rows_of_id(state: LiveState, identifier: str) -> RowsBySegment:
+def _rows_of_id(index: OpenIndex, identifier: str) -> RowsBySegment:
     matches: RowsBySegment = []
-    index = state.opened()
     for segment, alive in zip(index.segments, index.alive, strict=True):
         row = segment.row_of(identifier)
         if row is not None and (alive is None or alive.mask_N[row]):
@@ -196,9 +198,8 @@ def _rows_of_id(state: LiveState, identifier: str) -> RowsBySegment:
     return matches
 
 
-def _rows_of_document(state: LiveState, document_id: str) -> RowsBySegment:
+def _rows_of_document(index: OpenIndex, document_id: str) -> RowsBySegment:
     matches: RowsBySegment = []
-    index = state.opened()
     for segment, alive in zip(index.segments, index.alive, strict=True):
         rows_R = segment.rows_of_document(document_id)
         if alive is not None:
@@ -211,22 +212,23 @@ def _rows_of_document(state: LiveState, document_id: str) -> RowsBySegment:
 def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
     """Cache terms and named vectors of partially updated rows: making them in the transaction would delay others."""
     vectors_of = None if upsert.vectors is None else upsert.vectors.encode
+    index = state.opened()
     for item in upsert.partial:
         with contextlib.suppress(UnknownDatapointError):  # it may exist when the write is resolved
-            _changed(item, upsert, state, vectors_of)
+            _changed(item, upsert, index, vectors_of)
 
 
 def _changed(
-    item: PartialUpdate, upsert: PreparedUpsert, state: LiveState, vectors_of: VectorsOf | None
+    item: PartialUpdate, upsert: PreparedUpsert, index: OpenIndex, vectors_of: VectorsOf | None
 ) -> pa.Table:
     """Return the rows of an existing datapoint with the fields of the mask changed, and their terms."""
-    matches = _seen(_rows(state, item.id), upsert.seen)
+    matches = _seen(_rows(index, item.id), upsert.seen)
     path = f"{item.path}.datapoint.id"
     if not matches:
         raise UnknownDatapointError(
-            f"{path}: index {state.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
+            f"{path}: index {index.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
         )
-    return changed_rows(matches, item, state.manifest, upsert.terms, vectors_of)
+    return changed_rows(matches, item, index.manifest, upsert.terms, vectors_of)
 
 
 def changed_rows(

@@ -152,6 +152,11 @@ class GroupState:
         """The manifest of the version."""
         return self._local.manifest
 
+    @property
+    def second(self) -> int:
+        """Second since 1970 at which the group sees the index."""
+        return self._local.second
+
     def add(self, sequence: int, mutation: Mutation, size_bytes: int) -> None:
         """Add a write; `size_bytes` are those of its record."""
         self.sequence = sequence
@@ -276,7 +281,7 @@ class FetchedView:
             raise StateMovedError
         later = [pair for pair in group.later if pair[0] > self.state.sequence]
         state = apply(self.state, later if self.ids is None else self._about(later))
-        return replace(state, sequence=group.sequence)
+        return replace(state, sequence=group.sequence, second=group.second)
 
     def _is_of(self, manifest: Manifest) -> bool:
         view_manifest = self.state.manifest

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,7 @@ from scannery.runtime.errors import (
 from scannery.runtime.retry import Deadline
 from scannery.runtime.sharing import SharedMarks
 from scannery.runtime.tasks import SlowProgress
+from scannery.runtime.times import WALL_SECONDS
 from scannery.serving.catalog.aliases import Aliases
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.former_versions import FormerVersions
@@ -94,6 +94,7 @@ class Catalog:
         drops: SharedMarks | None = None,
         alters: SharedMarks | None = None,
         clock: Callable[[], float] = time.monotonic,
+        seconds: Callable[[], int] = WALL_SECONDS,
         **opening: Any,
     ) -> None:
         """Prepare; indexes are opened later.
@@ -108,6 +109,7 @@ class Catalog:
             drops: marks of dropped indexes that the workers of this server share; None: it has no others.
             alters: likewise of altered indexes.
             clock: returns seconds.
+            seconds: returns the second since 1970, at which datapoints expire.
             opening: how versions are opened, as of `VersionOpener`.
 
         Raises:
@@ -116,6 +118,8 @@ class Catalog:
         """
         check_sqlite()
         self._upkeep, self._leases, self._clock = upkeep, leases, clock
+        self.seconds = seconds
+        """Returns the second at which requests see the indexes."""
         self.store = store
         # A relative path is resolved now: the process may change its working folder.
         log_root = log.absolute() if isinstance(log, Path) else log or store.local_root
@@ -124,6 +128,7 @@ class Catalog:
             log_root,
             open_indexes=lambda: [live.state.index for live in self.live_indexes()],
             former=FormerVersions(clock),
+            seconds=seconds,
             **opening,
         )
         self.encoders = self._opener.encoders
@@ -278,6 +283,8 @@ class Catalog:
         if live is None or self._closed or not (principal is None or principal.sees(name)):
             return None
         snapshot = live.snapshot
+        if snapshot.until is not None:
+            snapshot = snapshot.at(self.seconds())
         if principal is None or not principal.access:
             return snapshot
         return snapshot.as_seen(current_seen(name))
@@ -378,17 +385,19 @@ class Catalog:
         live = self.live(name)
         snapshot = live.snapshot
         if snapshot.sequence >= min_sequence:
-            return snapshot
+            return snapshot.at(self.seconds())
         deadline = deadline or Deadline.after(0)
         while (reached := live.wait_for(min_sequence, deadline)) is None:
             if live.superseded:
                 self.open_later(name)
             # The mutation may be in a later version, which an embedded catalog looks for only when it is asked.
             live = self.live(name)
-        return reached
+        return reached.at(self.seconds())
 
-    def held_snapshot(self, name: str, version: int, sequence: int, *, deadline: Deadline) -> HeldSnapshot:
-        """Return the snapshot of all of an index at a version and sequence, kept for scans; opened again if it is not.
+    def held_snapshot(
+        self, name: str, version: int, sequence: int, second: int, *, deadline: Deadline
+    ) -> HeldSnapshot:
+        """Return the snapshot of all of an index at a version, sequence and second, kept for scans, or opened again.
 
         Raises:
             SnapshotGoneError: the version or the mutations are gone.
@@ -397,9 +406,12 @@ class Catalog:
 
         """
         index_id = self.live(name).state.manifest.index_id
-        past = partial(self._past, name, version, sequence, deadline)
+
+        def past() -> Snapshot:
+            return self._past(name, version, sequence, deadline).at(second)
+
         try:
-            return self.held.opened(name, index_id, version, sequence, past, deadline)
+            return self.held.opened(name, index_id, version, sequence, second, past, deadline)
         except (NotFoundError, LogGapError) as error:
             raise SnapshotGoneError(
                 f"page_token: the snapshot of the scan (version {version}, sequence {sequence}) is gone; start again "

@@ -37,7 +37,7 @@ MAX_RESULT_BYTES = 256 << 20
 MAX_RESULTS = 1024
 """Results of all kept snapshots: each takes some kilobytes besides its rows."""
 
-Key: TypeAlias = tuple[str, str | None, int, int]
+Key: TypeAlias = tuple[str, str | None, int, int, int]
 
 
 class Result(Protocol):
@@ -116,12 +116,20 @@ class HeldSnapshots:
     def _bound(self, max_bytes: int) -> int:
         return max_bytes if self._half_bytes is None else min(max_bytes, self._half_bytes)
 
-    def hold(self, snapshot: Snapshot) -> HeldSnapshot:
-        """Keep a snapshot of all of an index, or the equal one that is kept already."""
+    def hold(self, snapshot: Snapshot, second: int | None = None) -> HeldSnapshot:
+        """Keep a snapshot of all of an index, or the equal one that is kept already.
+
+        Args:
+            snapshot: as it is seen at `second`.
+            second: since 1970, by which it is found again; None: that of the snapshot, which may be an earlier one at
+                which it looked the same.
+
+        """
         now_s = self._clock()
         snapshot = snapshot.whole
+        second = snapshot.index.second if second is None else second
         manifest = snapshot.manifest
-        key = manifest.index, manifest.index_id, manifest.version, snapshot.sequence
+        key = manifest.index, manifest.index_id, manifest.version, snapshot.sequence, second
         with self._lock:
             held = self._held.setdefault(key, HeldSnapshot(snapshot, now_s, now_s))
             self._touch(key, held)
@@ -136,12 +144,14 @@ class HeldSnapshots:
                     break
             return held
 
-    def find(self, index: str, index_id: str | None, version: int, sequence: int) -> HeldSnapshot | None:
-        """Return the kept snapshot of an index with this version and sequence.
+    def find(
+        self, index: str, index_id: str | None, version: int, sequence: int, second: int
+    ) -> HeldSnapshot | None:
+        """Return the kept snapshot of an index with this version and sequence, as it is seen at a second.
 
         The index may have been replaced by another one of its name.
         """
-        key = index, index_id, version, sequence
+        key = index, index_id, version, sequence, second
         with self._lock:
             held = self._held.get(key)
             if held is not None:
@@ -154,18 +164,19 @@ class HeldSnapshots:
         index_id: str | None,
         version: int,
         sequence: int,
+        second: int,
         past: Callable[[], Snapshot],
         deadline: Deadline,
     ) -> HeldSnapshot:
         """Return what `find` does, or else keep what `past` opens; raises as that, and DeadlineError."""
-        held = self.find(index, index_id, version, sequence)
+        held = self.find(index, index_id, version, sequence, second)
         if held is not None:
             return held
         with waiting():
             if not self._opening.acquire(timeout=min(deadline.remaining_s, threading.TIMEOUT_MAX)):
                 raise DeadlineError("the deadline passed while another scan's snapshot was opened")
         try:
-            return self.find(index, index_id, version, sequence) or self.hold(past())
+            return self.find(index, index_id, version, sequence, second) or self.hold(past(), second)
         finally:
             self._opening.release()
 

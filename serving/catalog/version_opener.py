@@ -33,6 +33,7 @@ from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.runtime.errors import DeadlineError
+from scannery.runtime.times import WALL_SECONDS
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.former_versions import FormerVersions
 from scannery.serving.catalog.memory_budget import MemoryBudget
@@ -132,6 +133,8 @@ class VersionOpener:
     live: Callable[..., LiveIndex[Snapshot]] = LiveIndex
     """Makes an open index; arguments as of `LiveIndex`. A `LeafIndex` stays at its version: the next version is another
     one, beside it."""
+    seconds: Callable[[], int] = WALL_SECONDS
+    """Returns the second since 1970, at which datapoints expire."""
     memory: MemoryBudget = field(default_factory=MemoryBudget)
     """Counts what is open, and tells whether there is room."""
     filters: FilterCache | None = None
@@ -247,6 +250,7 @@ class VersionOpener:
             waiting=waiting,
             on_gap=entry.look_again,
             room=self.memory.check_write,
+            seconds=self.seconds,
         )
         if isinstance(before, LeafIndex) and _version_of(before) != _version_of(live):
             # Before the next version takes its place: no moment is without one of the two.
@@ -261,6 +265,7 @@ class VersionOpener:
                 self.log_root,
                 reserve=self.memory.reserve,
                 pressed=lambda: self.memory.is_pressed,
+                seconds=self.seconds,
             )
 
     def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:

@@ -1,9 +1,9 @@
 """Parse and validate scans: the request, and the tokens by which a scan continues.
 
-A token is `<snapshot>.<position>`. The first part names the version and the sequence of the snapshot, authenticated
-with the id of the index, which callers do not know: a caller cannot make a token of a snapshot that no scan began with.
-It also has a digest of the request, since a position means something in the result of one request only. The position
-is the caller's to change: any position of the result may be read.
+A token is `<snapshot>.<position>`. The first part names the version, the sequence and the second of the snapshot,
+authenticated with the id of the index, which callers do not know: a caller cannot make a token of a snapshot that no
+scan began with. It also has a digest of the request, since a position means something in the result of one request
+only. The position is the caller's to change: any position of the result may be read.
 
 The queries and filters of a SearchMany, checked.
 """
@@ -53,8 +53,8 @@ __all__ = [
 
 DIGEST_BYTES = 8
 MAC_BYTES = 16
-_SNAPSHOT = struct.Struct(f">BQQ{DIGEST_BYTES}s")
-_FORMAT = 1
+_SNAPSHOT = struct.Struct(f">BQQQ{DIGEST_BYTES}s")
+_FORMAT = 2
 _POSITION = re.compile(r"0|[1-9][0-9]{0,18}")
 MAX_TOKEN_CHARS = 128
 _UNSORTED: frozenset[str] = frozenset({"string_list", "geo"})
@@ -89,12 +89,14 @@ class PageToken:
 
     version: int
     sequence: int
+    second: int
+    """Second since 1970 at which the snapshot is seen; 0: datapoints of the index do not expire."""
     position: int
     """Number of datapoints before the page."""
 
     def snapshot_text(self, manifest: Manifest, digest: bytes) -> str:
         """Return the part of the token before the position."""
-        content = _SNAPSHOT.pack(_FORMAT, self.version, self.sequence, digest)
+        content = _SNAPSHOT.pack(_FORMAT, self.version, self.sequence, self.second, digest)
         data = content + _mac(manifest, content)
         return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
@@ -133,7 +135,7 @@ def parse_page_token(text: str, manifest: Manifest, digest: bytes) -> PageToken:
     if data is None or _POSITION.fullmatch(position) is None:
         raise InvalidRequestError.at("page_token", f"is not a token of a scan: {text!r:.80}")
     content, mac = data[: _SNAPSHOT.size], data[_SNAPSHOT.size :]
-    _, version, sequence, sent_digest = _SNAPSHOT.unpack(content)
+    _, version, sequence, second, sent_digest = _SNAPSHOT.unpack(content)
     if not hmac.compare_digest(mac, _mac(manifest, content)):
         raise InvalidRequestError.at("page_token", f"is not a token of index {manifest.index!r}")
     if sent_digest != digest:
@@ -141,7 +143,7 @@ def parse_page_token(text: str, manifest: Manifest, digest: bytes) -> PageToken:
             "page_token",
             "is of another request: filter, fields, vectors, order, sample and seed must be those of the first page",
         )
-    return PageToken(version=version, sequence=sequence, position=int(position))
+    return PageToken(version=version, sequence=sequence, second=second, position=int(position))
 
 
 def parse_scan(request: pb.ScanRequest, spec: IndexSpec) -> ScanQuery:

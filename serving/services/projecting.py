@@ -100,8 +100,8 @@ class Projections:
         columns = [_Column(each, declared=each in snapshot.manifest.spec.attributes) for each in attributes]
         ids, positions, end = [], [np.zeros((0, 2), np.uint16)], token.position
         # Part by part: the vectors of a page may have hundreds of megabytes.
-        for part in _parts(result, end, size, deadline):
-            end += len(part)
+        for part, after in _parts(result, end, size, deadline):
+            end = after
             points, vectors_ND = _with_vectors(part, name, snapshot)
             ids += [point.id for point in points]
             positions.append(basis.positions(vectors_ND))
@@ -132,13 +132,16 @@ class Projections:
         if (kept := self._bases.find(key)) is not None:
             return kept
         if sequence != snapshot.sequence:
-            held = self._catalog.held_snapshot(manifest.index, manifest.version, sequence, deadline=deadline)
+            second = snapshot.index.second
+            held = self._catalog.held_snapshot(
+                manifest.index, manifest.version, sequence, second, deadline=deadline
+            )
             snapshot = held.snapshot
         info = manifest.vectors[name]
         count = sample_size(info.dimensions)
         scan = pb.ScanRequest(index=manifest.index, return_fields=["id"], return_vector=True, sample=count)
         pages = self._shards.pages(snapshot, scan, deadline)
-        parts = [_with_vectors(part, name, snapshot)[1] for part in _parts(pages, 0, count, deadline)]
+        parts = [_with_vectors(part, name, snapshot)[1] for part, _ in _parts(pages, 0, count, deadline)]
         nothing_1D = np.zeros((1, info.dimensions), np.float32)
         sample_SD = np.concatenate([part for part in parts if len(part)] or [nothing_1D])
         basis = Basis.of(sample_SD, manifest.spec.of_vectors(name).distance)
@@ -166,13 +169,15 @@ def _check_fields(request: pb.ProjectRequest, snapshot: Snapshot) -> None:
             raise InvalidRequestError.at("attributes", f"{name!r:.80} is not an attribute of the index")
 
 
-def _parts(pages: ScanPages, position: int, size: int, deadline: Deadline) -> Iterator[Sequence[Datapoint]]:
-    """Yield the datapoints from a position, at most `size`, of which vectors let a page have only some."""
+def _parts(
+    pages: ScanPages, position: int, size: int, deadline: Deadline
+) -> Iterator[tuple[Sequence[Datapoint], int]]:
+    """Yield the datapoints from a position, at most `size`, and the position after them: vectors fill a page early."""
     end = min(position + size, pages.total)
     while position < end:
-        part = pb.ScanResponse.FromString(pages.page(position, end - position, deadline).data).datapoints
-        position += len(part)
-        yield part
+        page = pages.page(position, end - position, deadline)
+        position += len(page)
+        yield pb.ScanResponse.FromString(page.data).datapoints, position
 
 
 def _with_vectors(

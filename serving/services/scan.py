@@ -78,7 +78,7 @@ class Scans:
         token = parse_page_token(request.page_token, current, digest_of(request))
         try:
             held = self._catalog.held_snapshot(
-                request.index, token.version, token.sequence, deadline=deadline
+                request.index, token.version, token.sequence, token.second, deadline=deadline
             )
             return page(held, token)
         except StateGoneError as error:
@@ -101,16 +101,17 @@ class Scans:
             result = self.result(request, held, token, deadline)
         with stats.stage("hydrate"):
             page = result.page(token.position, size, deadline)
-        base, end = token.snapshot_text(snapshot.manifest, digest), token.position + len(page)
+        base, (start, stop) = token.snapshot_text(snapshot.manifest, digest), page.span
+        end = token.position + stop
         tail = pb.ScanResponse(
             next_page_token=f"{base}.{end}" if end < result.total else "",
             total=result.total,
             version=snapshot.manifest.version,
             sequence=snapshot.sequence,
-            page_token=f"{base}.{token.position}",
+            page_token=f"{base}.{token.position + start}",
             index=snapshot.manifest.index,
         )
-        return page.data + tail.SerializeToString()
+        return page.data[: int(page.sizes_P[:stop].sum())] + tail.SerializeToString()
 
     def result(
         self, request: pb.ScanRequest, held: HeldSnapshot, token: PageToken, deadline: Deadline
@@ -128,8 +129,13 @@ class Scans:
     def _first(self, request: pb.ScanRequest, snapshot: Snapshot) -> tuple[HeldSnapshot, PageToken]:
         """Return a snapshot, kept from now on, and the token of the first page."""
         parse_scan(request, snapshot.manifest.spec)  # no snapshot is kept for a request that fails
-        version, sequence = snapshot.manifest.version, snapshot.sequence
-        return self._catalog.held.hold(snapshot), PageToken(version=version, sequence=sequence, position=0)
+        token = PageToken(
+            version=snapshot.manifest.version,
+            sequence=snapshot.sequence,
+            second=snapshot.index.second,
+            position=0,
+        )
+        return self._catalog.held.hold(snapshot), token
 
 
 def as_seen(held: HeldSnapshot) -> Snapshot:

@@ -167,7 +167,8 @@ class LocalShards:
 
     def pages(self, snapshot: Snapshot, request: pb.ScanRequest, deadline: Deadline) -> ScanPages:
         """As `Shards.pages`."""
-        return ScanResult(snapshot, parse_scan(request, snapshot.manifest.spec), deadline)
+        query = parse_scan(request, snapshot.manifest.spec)
+        return ScanResult(snapshot, query, deadline, seconds=self._catalog.seconds)
 
     def description(self, snapshot: Snapshot) -> tuple[Manifest, IndexCounts | None]:
         """As `Shards.description`."""

@@ -5,6 +5,7 @@ Shapes: D dimensions.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,6 +87,8 @@ class Snapshot:
     vector in its cache."""
     _parts: OrderedDict[Seen, Snapshot] = field(default_factory=OrderedDict)
     """Parts of it that callers see; the one that was asked for last is last."""
+    _later: list[Snapshot] = field(default_factory=list)
+    """The same as it is seen at a later second, the latest that was asked for; at most one."""
 
     # Fields, since every request reads them several times.
     manifest: Manifest = field(init=False)
@@ -93,13 +96,42 @@ class Snapshot:
     segments: tuple[Segment, ...] = field(init=False)
     """The segments, open."""
     alive: tuple[AllowedRows | None, ...] = field(init=False)
-    """Rows of each segment that are not deleted; None: all of them."""
+    """Rows of each segment that are not deleted or expired; None: all of them."""
+    until: int | None = field(init=False)
+    """The second at which it looks different, since datapoints expire; None: datapoints of the index never do."""
 
     def __post_init__(self) -> None:
         for name in ("manifest", "segments", "alive"):
             object.__setattr__(self, name, getattr(self.index, name))
+        object.__setattr__(self, "until", self._until())
         if self.sequence < 0:
             object.__setattr__(self, "sequence", self.manifest.log_sequence)
+
+    def _until(self) -> int | None:
+        if self.manifest.spec.live.expire is None:
+            return None
+        if not self.segments:  # other processes have the rows, and are asked for those of a second
+            return self.index.second + 1
+        second = self.index.next_expiry
+        return sys.maxsize if second is None else second
+
+    def at(self, second: int) -> Snapshot:
+        """Return the same mutations as they are seen at a second since 1970: what has expired is not alive."""
+        if self.until is None or self.index.second <= second < self.until:
+            return self
+        if self.seen is not None:
+            return self.whole.at(second).as_seen(self.seen)
+        for later in self._later:
+            if later.index.second <= second < (later.until or 0):
+                return later
+        index = self.index.at(second)
+        later = Snapshot(
+            index, self.encoders, self.masks, self.sequence, self.vector_checks, self.recall_step,
+            _encoders=self._encoders,
+        )  # fmt: skip
+        if not self._later or self._later[0].index.second < second:
+            self._later[:] = [later]
+        return later
 
     @property
     def whole(self) -> Snapshot:
@@ -143,6 +175,7 @@ class Snapshot:
             alive,
             None if whole is None else readable(whole, seen),
             self.index.maps,
+            self.index.second,
         )
         return Snapshot(
             index,

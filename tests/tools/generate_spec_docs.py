@@ -112,6 +112,9 @@ EXAMPLES: dict[str, Any] = {
     "live.gc_keep": 5,
     "live.gc_min_age_s": 86400.0,
     "live.foreign_vectors": "refuse",
+    "live.expire": {"from": "published", "after": "30d"},
+    "expire.from": "expires_at",
+    "expire.after": "12h",
 }
 """A value for each key; keys of a mapping are named by the last key of its path: `chunk.max_tokens`."""
 
@@ -132,6 +135,7 @@ _NEEDS: Mapping[str, Mapping[str, Any]] = {
     "named_vectors.from": {"encoder": EXAMPLES["named_vectors.encoder"]},
     "named_vectors.vector": {"dimensions": 512},
     "named_vectors.distance": {"dimensions": 512},
+    "expire.after": {"from": "published"},
 }
 _INTRODUCTION = """# The spec, key by key
 
@@ -173,8 +177,8 @@ def example_spec(section: str, key: str) -> dict[str, Any]:
         spec["source"] = {}
     if path == "search.synonyms":
         spec["lexical"] = True
-    if path == "search.ranking":
-        spec["attributes"] = {"published": "timestamp"}
+    if path == "search.ranking" or "expire" in path:
+        spec["attributes"] = {"published": "timestamp", "expires_at": "timestamp"}
     node = spec
     for part in place:
         found = node.get(part)
@@ -239,6 +243,7 @@ def _path_of(section: str) -> list[str]:
         "id": ["source", "id"],
         "chunk": ["source", "chunk"],
         "csv": ["source", "csv"],
+        "expire": ["live", "expire"],
         "attributes": ["attributes", "NAME"],
         "named_vectors": ["named_vectors", "NAME"],
     }

@@ -384,7 +384,7 @@ MANY_TERMS = 256
 MAX_TERMS = 1 << 16
 """Terms of one state: about 8 MB."""
 
-_Key: TypeAlias = tuple[str, str, int, int, bytes]
+_Key: TypeAlias = tuple[str, str, int, int, int, bytes]
 
 
 class KeptCounts:
@@ -422,4 +422,4 @@ class KeptCounts:
 
 def _key(at: At) -> _Key:
     seen = at.seen.SerializeToString(deterministic=True)
-    return at.index, at.index_id, at.version, at.sequence, seen
+    return at.index, at.index_id, at.version, at.sequence, at.second, seen

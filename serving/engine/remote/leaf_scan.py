@@ -346,6 +346,7 @@ class LeafWriteRows:
                 index_id=manifest.index_id or "",
                 version=manifest.version,
                 sequence=local.sequence,
+                second=local.second,
             )
         )
         return list(self._leaves.call(LEAF_READ_ROWS, request, LeafRows, deadline, at=request.at).values())

@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from scannery.indexer import AllowedRows, Segment
 from scannery.runtime.errors import InvalidRequestError, ServingError
 from scannery.runtime.retry import Deadline
+from scannery.runtime.times import WALL_SECONDS
 from scannery.serving import limits
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.scanning.row_order import (
@@ -129,11 +130,24 @@ class Page:
     data: bytes
     """Fields, as fields of a ScanResponse."""
     sizes_P: np.ndarray
-    """Bytes of each, int64."""
+    """Bytes of the datapoint at each position, int64; 0: it has expired since the scan began."""
 
     def __len__(self) -> int:
-        """Return the number of datapoints."""
+        """Return the number of positions."""
         return len(self.sizes_P)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Where the first datapoints that nothing expired is between begin and end, among the positions.
+
+        Clients count the datapoints of a page from its token on, to continue anywhere in it.
+        """
+        there = np.flatnonzero(self.sizes_P)
+        if not len(there):
+            return len(self), len(self)
+        start = int(there[0])
+        gaps = np.flatnonzero(self.sizes_P[start:] == 0)
+        return start, start + int(gaps[0]) if len(gaps) else len(self)
 
 
 class ScanPages(Protocol):
@@ -161,19 +175,28 @@ class ScanPages(Protocol):
 class ScanResult:
     """The datapoints of a scan, in their order. Safe to use from several threads."""
 
-    def __init__(self, snapshot: Snapshot, query: ScanQuery, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        query: ScanQuery,
+        deadline: Deadline,
+        *,
+        seconds: Callable[[], int] = WALL_SECONDS,
+    ) -> None:
         """Select the rows, and sort or sample them if the query says so.
 
         Args:
             snapshot: what is read; kept.
             query: the request.
             deadline: checked between segments.
+            seconds: returns the second since 1970: pages are without what has expired by then.
 
         Raises:
             InvalidRequestError: more datapoints than MAX_SORTED_ROWS would have to be sorted or sampled.
             DeadlineError: the deadline passed.
 
         """
+        self._snapshot, self._seconds = snapshot, seconds
         self._segments = snapshot.segments
         self._parts = list(_selected(snapshot, query, deadline))
         rows_S = np.array([segment.rows for segment in snapshot.segments], np.int64)
@@ -225,16 +248,23 @@ class ScanResult:
         return Page(b"".join(chunks), np.concatenate(sizes))
 
     def _serialized(self, rows_P: np.ndarray, remaining: int, *, keep_one: bool) -> tuple[bytes, np.ndarray]:
-        """Return the first datapoints that fit into `remaining` bytes, and the size of each."""
+        """Return the first datapoints that fit into `remaining` bytes, and the size at each position."""
         while True:
+            locations, alive_P = self._locations(rows_P), self._unexpired(rows_P)
+            if alive_P is not None and not alive_P.any():
+                return b"", np.zeros(len(rows_P), np.int64)
+            if alive_P is not None:
+                locations = Ranking(locations.segments[alive_P], locations.rows[alive_P], locations.scores)
             try:
-                data_B, bounds_P = self._hydrator.datapoint_fields(self._locations(rows_P))
+                data_B, bounds_H = self._hydrator.datapoint_fields(locations)
                 break
             except InvalidRequestError:  # these datapoints are far larger than those before
                 if len(rows_P) == 1:
                     raise
                 rows_P = rows_P[: max(1, len(rows_P) // FIRST_ROWS)]
         self._row_bytes = max(1, len(data_B) // len(rows_P))
+        # At the position of an expired row, nothing is added.
+        bounds_P = bounds_H if alive_P is None else bounds_H[np.concatenate([[0], np.cumsum(alive_P)])]
         fitting = int(np.searchsorted(bounds_P, remaining, "right")) - 1
         fitting = max(fitting, 1) if keep_one else fitting
         return data_B[: bounds_P[fitting]].tobytes(), np.diff(bounds_P[: fitting + 1])
@@ -242,6 +272,18 @@ class ScanResult:
     def _locations(self, rows_P: np.ndarray) -> Ranking:
         numbers_P = np.searchsorted(self._first_S, rows_P, "right") - 1
         return Ranking(numbers_P, rows_P - self._first_S[numbers_P], np.zeros(0, np.float32))
+
+    def _unexpired(self, rows_P: np.ndarray) -> np.ndarray | None:
+        """Return which rows have not expired since the scan began, bool (P,); None: all of them."""
+        now = self._snapshot.at(self._seconds())
+        if now is self._snapshot:
+            return None
+        locations, alive_P = self._locations(rows_P), np.ones(len(rows_P), bool)
+        for number in np.unique(locations.segments).tolist():
+            if (alive := now.alive[number]) is not None:
+                in_segment = locations.segments == number
+                alive_P[in_segment] = alive.holds(locations.rows[in_segment])
+        return alive_P
 
     def _rows_between(self, start: int, stop: int) -> np.ndarray:
         """Return the numbers of the rows at some positions of the result, int64."""

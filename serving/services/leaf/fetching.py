@@ -12,7 +12,7 @@ Shapes: R rows of a segment.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -113,7 +113,12 @@ def _check_names(snapshot: Snapshot, names: Sequence[str]) -> None:
 
 
 def scanned(
-    kept: HeldSnapshots, held: HeldSnapshot, request: pb.LeafScanRequest, deadline: Deadline
+    kept: HeldSnapshots,
+    held: HeldSnapshot,
+    request: pb.LeafScanRequest,
+    deadline: Deadline,
+    *,
+    seconds: Callable[[], int],
 ) -> pb.LeafScanResponse:
     """Return a part of the datapoints of a snapshot, or what they are ordered by.
 
@@ -122,6 +127,7 @@ def scanned(
         held: the snapshot.
         request: of a root.
         deadline: checked between segments.
+        seconds: as of `ScanResult`.
 
     Raises:
         InvalidRequestError: names the field.
@@ -132,7 +138,7 @@ def scanned(
     query = _query(request, snapshot)
 
     def made() -> ScanResult:
-        return ScanResult(snapshot, query, deadline)
+        return ScanResult(snapshot, query, deadline, seconds=seconds)
 
     result = kept.result(held, _digest(request), made)
     answer = pb.LeafScanResponse(total=result.total)

@@ -123,7 +123,8 @@ class LeafService(MethodRegistry):
 
     def scan(self, request: pb.LeafScanRequest, deadline: Deadline) -> pb.LeafScanResponse:
         """Return a part of the datapoints that a filter allows."""
-        return scanned(self._catalog.held, self._states.held(request.at, deadline), request, deadline)
+        held, seconds = self._states.held(request.at, deadline), self._catalog.seconds
+        return scanned(self._catalog.held, held, request, deadline, seconds=seconds)
 
     def read_rows(self, request: pb.LeafRowsRequest, deadline: Deadline) -> pb.LeafRows:
         """Return the rows that a write at the root needs."""
@@ -138,7 +139,7 @@ class LeafService(MethodRegistry):
                 version=manifest.version,
                 sequence=index.position,
             ),
-            rows=index.snapshot.rows,
+            rows=index.snapshot.at(self._catalog.seconds()).rows,
             shards=sum(self._group.has(shard) for shard in range(manifest.shards)),
             problem=index.problem,
             former=former,

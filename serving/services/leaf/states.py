@@ -46,7 +46,8 @@ class LeafStates:
         """
         if not at.index:
             raise InvalidRequestError.at("at.index", "must not be empty")
-        return self._whole(_of_all(at), deadline).as_seen(seen_of(at))
+        whole = self._whole(_of_all(at), deadline)
+        return whole.at(at.second or self._catalog.seconds()).as_seen(seen_of(at))
 
     def _whole(self, at: At, deadline: Deadline) -> Snapshot:
         index = self._open_index(at)
@@ -71,17 +72,17 @@ class LeafStates:
         Raises as `snapshot`.
         """
         catalog, at = self._catalog, _of_all(at)
-        held = catalog.held.find(at.index, _id(at), at.version, at.sequence)
+        held = catalog.held.find(at.index, _id(at), at.version, at.sequence, at.second)
         if held is not None:
             return held
         try:
-            return catalog.held.hold(self.snapshot(at, deadline))
+            return catalog.held.hold(self.snapshot(at, deadline), at.second)
         except StateUnavailableError:
             current = catalog.snapshot(at.index).manifest
             if current.index_id != _id(at) or current.version < at.version:
                 raise
         try:
-            return catalog.held_snapshot(at.index, at.version, at.sequence, deadline=deadline)
+            return catalog.held_snapshot(at.index, at.version, at.sequence, at.second, deadline=deadline)
         except SnapshotGoneError as error:
             # Another leaf of the group may have it.
             raise StateUnavailableError(str(error), field="at") from error
@@ -144,7 +145,13 @@ def _of_all(at: At) -> At:
     """Return the state of all of an index of which a part is read."""
     if not at.HasField("seen"):
         return at
-    return At(index=at.index, index_id=at.seen.index_id, version=at.version, sequence=at.sequence)
+    return At(
+        index=at.index,
+        index_id=at.seen.index_id,
+        version=at.version,
+        sequence=at.sequence,
+        second=at.second,
+    )
 
 
 def seen_of(at: At) -> Seen | None:

@@ -142,7 +142,7 @@ class LeafShards:
         counts = None
         if snapshot.seen is not None:  # the manifest counts all of the index
             counts = self._counts(snapshot)
-        elif snapshot.sequence > manifest.log_sequence:
+        elif snapshot.sequence > manifest.log_sequence or snapshot.until is not None:
             with suppress(ServingError):  # an index is described while leaves are away
                 counts = self._counts(snapshot)
         return manifest, counts

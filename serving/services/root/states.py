@@ -132,7 +132,9 @@ class States:
         """Return the current snapshot of an index, after a look at its log; None: it is the same."""
         live = self._catalog.live(snapshot.manifest.index)
         live.catch_up(now=True)
-        return None if live.snapshot is snapshot else live.snapshot
+        newer = live.snapshot.at(snapshot.index.second)
+        same = (_version_of(newer), newer.sequence) == (_version_of(snapshot), snapshot.sequence)
+        return None if same else newer
 
     def _before(self, snapshot: Snapshot) -> list[Snapshot]:
         """Return older states of the same version, the newest first: what was answered last, and what leaves have told.
@@ -185,6 +187,7 @@ class States:
             index_id=manifest.index_id or "",
             version=manifest.version,
             sequence=snapshot.sequence,
+            second=snapshot.index.second,
         )
         return StateReader(self._leaves, at, deadline, seen=snapshot.seen, **options)
 

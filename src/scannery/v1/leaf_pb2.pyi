@@ -33,6 +33,7 @@ class At(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
     index: _builtins.str
     """Name of the index."""
     index_id: _builtins.str
@@ -41,6 +42,8 @@ class At(_message.Message):
     """Its version."""
     sequence: _builtins.int
     """The last mutation in it."""
+    second: _builtins.int
+    """The second since 1970 at which it is seen: datapoints that have expired by then are not there. 0: that of the leaf."""
     @_builtins.property
     def seen(self) -> Global___Seen:
         """What the caller of the root sees of the index; missing: all of it. A request that has it names the index in it
@@ -55,10 +58,11 @@ class At(_message.Message):
         version: _builtins.int = ...,
         sequence: _builtins.int = ...,
         seen: Global___Seen | None = ...,
+        second: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "index_id", b"index_id", "seen", b"seen", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "index_id", b"index_id", "second", b"second", "seen", b"seen", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

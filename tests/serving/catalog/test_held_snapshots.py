@@ -56,7 +56,7 @@ def later(snapshot: Snapshot, sequence: int) -> Snapshot:
 
 
 def find(kept: HeldSnapshots, manifest: Manifest, version: int, sequence: int) -> HeldSnapshot | None:
-    return kept.find(manifest.index, manifest.index_id, version, sequence)
+    return kept.find(manifest.index, manifest.index_id, version, sequence, 0)
 
 
 def test_a_snapshot_is_kept_five_minutes_after_its_last_page(snapshot: Snapshot) -> None:

@@ -252,11 +252,11 @@ def test_a_token_of_a_snapshot_that_no_scan_began_with_cannot_be_made(
     manifest = read_manifest(Store.open(store), "notes")
     digest = request_digest(pb.ScanRequest(index="notes"))
     for version in (1, manifest.version, 99):
-        made = PageToken(version=version, sequence=1, position=0)
+        made = PageToken(version=version, sequence=1, second=0, position=0)
         forged = made.snapshot_text(manifest.model_copy(update={"index_id": "0" * 32}), digest)
         with pytest.raises(scannery.InvalidArgumentError, match="not a token of index"):
             next(index.scan(token=f"{forged}.0"))
-    never = PageToken(version=99, sequence=1, position=0).snapshot_text(manifest, digest)
+    never = PageToken(version=99, sequence=1, second=0, position=0).snapshot_text(manifest, digest)
     with pytest.raises(scannery.FailedPreconditionError, match="version 99"):
         next(index.scan(token=f"{never}.0"))
 

@@ -1,0 +1,1 @@
+"""Datapoints that expire."""
