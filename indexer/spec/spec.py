@@ -445,7 +445,11 @@ class IndexSpec(SpecModel):
     """The only fields that a caller may read (`readable`); None: all."""
 
     def readable(self, fields: frozenset[str]) -> IndexSpec:
-        """Return the spec as it is for a caller who may read some fields alone: it has no other attributes."""
+        """Return the spec as it is for a caller who may read some fields alone: it has no other attributes.
+
+        It has no words either where texts may not be read, unless `words` is one of the fields: which words a text has
+        tells the text.
+        """
         spec = self.model_copy(
             update={
                 "attributes": {name: kind for name, kind in self.attributes.items() if name in fields},
@@ -454,6 +458,7 @@ class IndexSpec(SpecModel):
                 },
                 "dynamic": False,
                 "live": self.live.model_copy(update={"expire": None}),
+                "lexical": self.lexical if fields & {"text", "words"} else None,
             }
         )
         spec._readable_fields = fields

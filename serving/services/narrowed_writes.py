@@ -19,7 +19,7 @@ from scannery.live.prepare import PartialUpdate, Upserts
 from scannery.live.writing.write_views import RowFilter
 from scannery.runtime.errors import PermissionDeniedError
 from scannery.runtime.retry import Deadline
-from scannery.serving.request.filter import AllOf, Node
+from scannery.serving.request.filter import TEXT_FIELD, AllOf, Node
 from scannery.serving.security.access import Seen
 from scannery.serving.security.principal import current_access
 from scannery.serving.snapshot.filter_cache import FilterCache
@@ -81,7 +81,9 @@ class NarrowedWriter:
         where = filter_of(self.seen, manifest)
         if where is None or not rows.num_rows:
             return
-        spec, masks = manifest.spec.model_copy(update={"lexical": None}), FilterCache()
+        spec, masks = manifest.spec, FilterCache()
+        if TEXT_FIELD not in _fields(self.seen.where):
+            spec = spec.model_copy(update={"lexical": None})
         for part in parts_by_vector(rows):
             allowed = masks.allowed(MemorySegment.of(part, spec), where)
             if allowed.count < part.num_rows:

@@ -136,7 +136,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     keys = {
         "all": file.create("all", scopes=scopes)[1],
         "part": file.create("part", scopes=scopes, access=[where])[1],
-        "fields": file.create("fields", access=[{**where, "fields": ["title", "price"]}])[1],
+        "fields": file.create("fields", access=[{**where, "fields": ["title", "price", "words"]}])[1],
         "get": file.create("get", access=[{**where, "methods": ["Get"]}])[1],
     }
     with serving(folder / "store", security=SecurityConfig(keys_file=str(file.path))) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -202,11 +203,12 @@ def test_no_expired_datapoint_is_ever_seen(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.long
-def test_no_expired_datapoint_is_ever_seen_in_100_000_searches(tmp_path: Path) -> None:
-    searches = 0
+def test_no_expired_datapoint_is_ever_seen(tmp_path: Path) -> None:
+    # 100,000 take eleven minutes: SCANNERY_EXPIRY_SEARCHES=100000 (docs/live-updates.md).
+    searches, wanted = 0, int(os.environ.get("SCANNERY_EXPIRY_SEARCHES", "6000"))
     for seed in range(100, 1000):
         searches += steps(tmp_path / str(seed), seed, 300)
-        if searches >= 100_000:
+        if searches >= wanted:
             return
     raise AssertionError(searches)
 
