@@ -122,7 +122,7 @@ class Indexes:
                 return self._info(snapshot, details=False)
         except UnknownIndexError:  # it was just removed
             return None
-        except PermissionDeniedError:  # the filter of the caller is not one of this index: it sees nothing of it
+        except PermissionDeniedError:  # the caller's filter is not one of this index: it sees nothing of it
             return None
         except IndexerError as error:
             _LOG.debug("index %s is listed without being open: %s", name, error)

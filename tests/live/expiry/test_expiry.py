@@ -203,7 +203,7 @@ def test_no_expired_datapoint_is_ever_seen(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.long
-def test_no_expired_datapoint_is_ever_seen(tmp_path: Path) -> None:
+def test_no_expired_datapoint_is_seen_in_many_searches(tmp_path: Path) -> None:
     # 100,000 take eleven minutes: SCANNERY_EXPIRY_SEARCHES=100000 (docs/live-updates.md).
     searches, wanted = 0, int(os.environ.get("SCANNERY_EXPIRY_SEARCHES", "6000"))
     for seed in range(100, 1000):
