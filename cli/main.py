@@ -123,6 +123,9 @@ class _Commands(LazyGroup):
             f"{_COMMANDS}.serve:encoder",
             "Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService.",
         ),
+        "audit": LazyCommand(
+            f"{_COMMANDS}.servers.audit:audit_app", "Prove that an audit log is whole, and show its records."
+        ),
         "top": LazyCommand(
             f"{_COMMANDS}.servers.top:top",
             "Show requests per second, latencies, load, recall and memory of a server until Ctrl-C.",

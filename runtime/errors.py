@@ -25,6 +25,7 @@ ServingError
 ├── ReadOnlyError             the index takes no writes
 ├── SnapshotGoneError         the snapshot of a scan cannot be opened any more
 ├── StateUnavailableError     a leaf does not have the state that a root reads
+├── AuditError                the audit log of the server cannot be written, so that it answers no call
 ├── UnauthenticatedError      credentials are missing or invalid
 ├── PermissionDeniedError     the credentials do not allow the method
 ├── ConfigError               an option of the server is invalid; `field` names it
@@ -46,6 +47,7 @@ __all__ = [
     "PARTIAL",
     "STATUSES",
     "USAGE",
+    "AuditError",
     "BindError",
     "ClosedError",
     "Code",
@@ -301,6 +303,10 @@ class SnapshotGoneError(ServingError, code="FAILED_PRECONDITION", exit_code=DEFE
 
 class StateUnavailableError(ServingError, LookupError, code="OUT_OF_RANGE", quotes_request=True):
     """A leaf of a cluster does not have the state that a root reads: it was replaced, or is not open yet."""
+
+
+class AuditError(ServingError, code="UNAVAILABLE"):
+    """The audit log of the server cannot be written, so that it answers no call; nothing was changed."""
 
 
 class UnauthenticatedError(ServingError, code="UNAUTHENTICATED"):

@@ -15,6 +15,7 @@ from scannery.cli.lazy_commands import uncollected
 from scannery.cli.options import LogOption
 from scannery.live.log.location import LOG_VARIABLE
 from scannery.serving.config import (
+    AuditConfig,
     EncoderConfig,
     LeavesConfig,
     MaintainConfig,
@@ -36,14 +37,15 @@ _ENCODER = "Encoder process"
     "store listen workers index cold compact memory log role group leaves leaves_key leaves_ca leaves_cert "
     "leaves_cert_key device encoder encoder_key encoder_ca reranker model drain http http_cors http_host "
     "metrics_listen recall_share hold_recall keep_queries traffic_share traffic_text traffic_vectors traffic_days "
-    "traffic_client_ids shadow shadow_interleave cached_queries memory_budget log_json keys jwks jwt_issuer "
-    "jwt_audience tls_cert tls_key behind_tls client_ca limit public_health reflection insecure bridges mcp console "
-    "vertex vertex_address vertex_contents vertex_private vertex_model tls_dev",
+    "traffic_client_ids shadow shadow_interleave audit audit_lenient audit_file_size cached_queries memory_budget "
+    "log_json keys jwks jwt_issuer jwt_audience tls_cert tls_key behind_tls client_ca limit public_health reflection "
+    "insecure bridges mcp console vertex vertex_address vertex_contents vertex_private vertex_model tls_dev",
     ServerConfig,
     SecurityConfig,
     RemoteConfig,
     LeavesConfig,
     TrafficConfig,
+    AuditConfig,
     VertexConfig,
 )
 def serve(
@@ -93,6 +95,7 @@ def serve(
         leaves=configured(LeavesConfig, settings, target=leaves) if leaves else None,
         security=configured(SecurityConfig, settings),
         traffic=configured(TrafficConfig, settings),
+        audit=configured(AuditConfig, settings),
         log=log or os.environ.get(LOG_VARIABLE, ""),
         encoder=configured(RemoteConfig, settings, address=encoder) if encoder else None,
         vertex=options.vertex_config(vertex_model, settings, vertex=vertex),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
+from grpc import StatusCode
 
 from scannery.runtime.retry import Deadline
+from scannery.serving.audit.trail import AuditTrail
 from scannery.serving.contract import (
     ALTER_INDEX,
     CREATE_INDEX,
@@ -19,8 +22,10 @@ from scannery.serving.contract import (
 )
 from scannery.serving.observation.query_observer import Observe
 from scannery.serving.request.query import count_queries
-from scannery.serving.security.principal import check_visible, current_principal
+from scannery.serving.security.principal import CURRENT, check_visible, current_principal
 from scannery.serving.services.registry import MethodRegistry
+from scannery.serving.status import status_of
+from scannery.serving.telemetry.calls import Call
 from scannery.v1 import index_pb2, search_pb2
 
 __all__ = ["Engine"]
@@ -36,6 +41,7 @@ class Engine:
         methods: MethodRegistry,
         observe: Observe = lambda index, queries, request_of: None,
         *,
+        audit: AuditTrail | None = None,
         checks: bool = True,
     ) -> None:
         """Call methods of a registry.
@@ -43,10 +49,11 @@ class Engine:
         Args:
             methods: by path.
             observe: called with each answered search, so that its recall is sampled as that of others.
+            audit: records calls, beside those of bridges that make them; None: there is no audit log.
             checks: whether the caller of the current request needs the scope of the method, and must see the index.
 
         """
-        self._methods, self._observe, self._checks = methods, observe, checks
+        self._methods, self._observe, self._audit, self._checks = methods, observe, audit, checks
 
     def call(self, path: str, request: Message, deadline: Deadline) -> Message:
         """Call any method of this server, such as `/scannery.v1.IndexService/ListIndexes`.
@@ -126,12 +133,27 @@ class Engine:
         return cast(search_pb2.ScanResponse, self._called(f"/{SEARCH_SERVICE}/Scan", request, deadline))
 
     def _called(self, path: str, request: Message, deadline: Deadline) -> Any:
+        principal, code = CURRENT.get(), StatusCode.OK
+        call = Call(path, "engine", principal, "" if principal is None else principal.address)
+        try:
+            return self._answer(call, request, deadline)
+        except Exception as error:
+            code = status_of(error)[0]
+            raise
+        finally:
+            if self._audit is not None:
+                self._audit.ended(call, code.name, time.monotonic() - call.started_s)
+
+    def _answer(self, call: Call, request: Message, deadline: Deadline) -> Message:
+        path = call.path
         if self._checks and (scope := self._methods.scope_of(path)) is not None:
             current_principal().check_scope(scope)
-        request = self._methods.resolved(request)
+        request = self._methods.noted(call, request)
         if self._checks:
             check_visible(self._methods.index_of(request))
-        answer = self._methods.call(path, request, deadline)
+        if self._audit is not None and self._methods.changes(path):
+            self._audit.begin(call)
+        answer = self._methods.call(path, request, deadline, call.stats)
         if isinstance(request, search_pb2.SearchManyRequest):
             self._observe(request.index, count_queries(request), lambda: request)
         elif isinstance(request, search_pb2.SearchRequest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scannery.serving.config.audit import AuditConfig
 from scannery.serving.config.listen import (
     CACHED_QUERIES,
     DNS,
@@ -28,6 +29,7 @@ __all__ = [
     "CACHED_QUERIES",
     "DNS",
     "FILE",
+    "AuditConfig",
     "EncoderConfig",
     "LeavesConfig",
     "ListenConfig",

@@ -26,6 +26,7 @@ from scannery.runtime.memory import (
 from scannery.runtime.options import option
 from scannery.runtime.paths import make_absolute, overlap
 from scannery.runtime.sharing import blob_bytes
+from scannery.serving.config.audit import AuditConfig
 from scannery.serving.config.listen import (
     LeavesConfig,
     ListenConfig,
@@ -170,6 +171,9 @@ class ServerConfig(ListenConfig):
 
     traffic: TrafficConfig = field(default_factory=TrafficConfig)
     """The log of queries."""
+
+    audit: AuditConfig = field(default_factory=AuditConfig)
+    """The audit log."""
 
     vertex: VertexConfig | None = None
     """The managed service's APIs on the gRPC port; None: they are not served."""
@@ -351,6 +355,7 @@ class ServerConfig(ListenConfig):
         paths = (
             self.store,
             self.log,
+            self.audit.folder,
             security.keys_file,
             security.jwks_file,
             security.tls_cert,

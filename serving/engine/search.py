@@ -331,8 +331,9 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
         )
         explained = SearchResponse(explanation=details)
         trailer = explained.SerializeToString() + trailer
-    for query in queries[1:]:
-        query.stats.plan = stats.plan
+    counts = stats.counts
+    for number, query in enumerate(queries):
+        query.stats.plan, query.stats.counts = stats.plan, counts[number : number + 1]
     # Serialised messages are merged by concatenation.
     answers = serialized.lists(trailer)
     prepared.took((time.perf_counter() - started_s) / len(queries))
@@ -394,6 +395,7 @@ def search(
         rankings = rank(prepared, batch, rows)
     with batch.stats.stage("hydrate"):
         rankings = rows.readable(rankings)
+        batch.stats.counts = list(map(len, rankings))
         serialized = rows.hits(prepared, rankings)
     if highlighter is not None:
         with batch.stats.stage("highlight"):
@@ -457,6 +459,8 @@ def _search_one_segment(
     deadline.check()
     if offset:
         rows_QK, scores_QK = rows_QK[:, offset:], scores_QK[:, offset:]
+    queries, hits = rows_QK.shape
+    stats.counts = (hits,) * queries
     curve = prepared.options.curve
     relevance_QK = None if curve is None else curve.probabilities(scores_QK)
     return prepared.hydrator.block(number, rows_QK, scores_QK, relevance_QK)

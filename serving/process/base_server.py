@@ -28,6 +28,7 @@ from scannery.serving.transport.http import HttpEndpoint
 from scannery.serving.transport.lifecycle import RequestLifecycle
 
 if TYPE_CHECKING:
+    from scannery.serving.audit.trail import AuditTrail
     from scannery.serving.traffic.recorder import TrafficRecorder
 
 __all__ = ["BaseServer"]
@@ -54,6 +55,7 @@ class BaseServer:
         metrics: ServerMetrics | None = None,
         observe: Observe = lambda index, queries, request_of: None,
         traffic: TrafficRecorder | None = None,
+        audit: AuditTrail | None = None,
         private: ListenConfig | None = None,
         bridges: Bridges | None = None,
     ) -> None:
@@ -67,6 +69,7 @@ class BaseServer:
             metrics: of this process; None: new ones.
             observe: called with each answered search.
             traffic: gives ids to answers, and logs some; None: they have none.
+            audit: records calls, while the server runs; None: there is no audit log.
             private: options of another gRPC port; None: there is none.
             bridges: APIs of others; None: there are none. The server closes them.
 
@@ -85,8 +88,9 @@ class BaseServer:
         authenticator = Authenticator(config.security)
         self._authorizer = Authorizer(authenticator, self._scope_of, about=config.about)
         self._lifecycle = RequestLifecycle(
-            methods, config, self.metrics, workers=context.workers, observe=observe, traffic=traffic
-        )
+            methods, config, self.metrics, workers=context.workers, observe=observe, traffic=traffic, audit=audit,
+        )  # fmt: skip
+        self._audit = audit
         self.admission = admission = self._lifecycle.admission
         self._health = Health()
         self._http = HttpEndpoint(
@@ -128,11 +132,14 @@ class BaseServer:
 
         Raises:
             BindError: an address is in use, or is not of this machine.
+            ConfigError: the folder of the audit log cannot be used.
             ServingError, IndexerError: an index, encoder or store cannot be opened.
 
         """
         tracing.start(self.traced_as)
         try:
+            if self._audit is not None:
+                self._audit.start()
             self._open()
             on_core(self.context.core, self._listen)
             self._publisher.start()
@@ -156,6 +163,8 @@ class BaseServer:
         self._publisher.stop()
         self._bridges.close()
         self._close()
+        if self._audit is not None:
+            self._audit.stop()
         tracing.stop()
 
     def _open(self) -> None:

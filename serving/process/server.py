@@ -12,6 +12,7 @@ from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError, UnknownIndexError
 from scannery.runtime.memory import ProcessMemory
 from scannery.runtime.sharing import blobs_for
+from scannery.serving.audit.trail import AuditTrail
 from scannery.serving.bridging.bridges import Bridges
 from scannery.serving.bridging.discovery import open_bridges
 from scannery.serving.bridging.engine import Engine
@@ -111,6 +112,7 @@ class Server(BaseServer):
             from scannery.serving.traffic.traffic_log import TrafficLog
 
             self._traffic = TrafficLog(self._catalog, config.traffic, metrics, shadowed=self._shadowed)
+        audit = AuditTrail(config.audit, metrics, server=context.server_id) if config.audit.folder else None
         service = None if config.role == "leaf" else self._service(context, metrics)
         self._shadow: Shadow | None = None
         if service is not None and self._traffic is not None and config.traffic.shadows:
@@ -126,8 +128,9 @@ class Server(BaseServer):
             metrics=metrics,
             observe=self._observer.observe,
             traffic=None if self._traffic is None else self._traffic.recorder,
+            audit=audit,
             private=config.private,
-            bridges=None if service is None else self._opened_bridges(service, context),
+            bridges=None if service is None else self._opened_bridges(service, context, audit),
         )
         self._catalog.on_gone = self._forget
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
@@ -220,15 +223,15 @@ class Server(BaseServer):
             reservoirs=self._reservoirs,
         )
 
-    def _opened_bridges(self, service: Service, context: WorkerContext) -> Bridges:
+    def _opened_bridges(self, service: Service, context: WorkerContext, audit: AuditTrail | None) -> Bridges:
         """Open the bridges of a server with public methods; raises ConfigError."""
         bridges = open_bridges(
             Host(
                 config=self.config,
-                engine=Engine(service, self._observer.observe),
+                engine=Engine(service, self._observer.observe, audit=audit),
                 address=lambda: self.address,
                 inside=Inside(
-                    engine=Engine(service, self._observer.observe, checks=False),
+                    engine=Engine(service, self._observer.observe, audit=audit, checks=False),
                     catalog=self._catalog,
                     marks=context.documents,
                 ),

@@ -350,11 +350,20 @@ class Authorizer:
 
         """
         principal = self.caller(metadata)
+        self.check(path, principal)
+        return principal
+
+    def check(self, path: str, principal: Principal) -> None:
+        """Check that an authenticated caller may call the method at `path`.
+
+        Raises:
+            UnsupportedError, PermissionDeniedError: as `principal`.
+
+        """
         scope = self._scope_of(path)
         if scope is None:
             raise UnsupportedError(f"there is no such method{_hint(path) or self._about}")
         principal.check_scope(scope)
-        return principal
 
     def admits(self, path: str, metadata: Metadata) -> bool:
         """Return whether `principal` would succeed."""

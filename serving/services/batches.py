@@ -90,6 +90,7 @@ class Batches:
             parts = self._parts(prepared, _encoded(prepared, batch), filters)
             pieces = self._idle.run(work, parts)
         batch.stats.plan = parts[0][0].stats.plan
+        batch.stats.counts = [count for part, _ in parts for count in part.stats.counts]
         return pieces
 
     def _parts(self, prepared: PreparedSearch, batch: QueryBatch, filters: Filters | None) -> Sequence[_Part]:

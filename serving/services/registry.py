@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from scannery.runtime.errors import UnsupportedError
@@ -16,8 +19,9 @@ from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.quotas import NoQuotas
 from scannery.serving.security.principal import Needed, check_method
+from scannery.serving.telemetry.calls import Call
 from scannery.serving.telemetry.query_stats import QueryStats
-from scannery.v1 import search_pb2
+from scannery.v1 import index_pb2, search_pb2
 
 __all__ = ["MessageT", "MethodRegistry", "UnaryMethod"]
 
@@ -82,14 +86,38 @@ class MethodRegistry:
         name: str = getattr(request, "index", "")
         return name
 
+    def noted(self, call: Call, request: MessageT) -> MessageT:
+        """As `resolved`, and note for a call which index its request is for, and by what name."""
+        call.index = self._index_in(request) or _created(request)
+        call.alias = next(
+            (str(getattr(request, name)) for name in _NAMES if hasattr(request, name)), call.index
+        )
+        request = self.resolved(request)
+        call.index = self._index_in(request) or call.index
+        return request
+
+    def changes(self, path: str) -> bool:
+        """Return whether a method needs a scope by which callers may change something."""
+        return self.scope_of(path) in ("write", "admin")
+
     def scope_of(self, path: str) -> Needed | None:
         """Return the scope that a method requires; None: there is no such method."""
         method = self.methods.get(path)
         return method.scope if method else self.streams.get(path)
 
-    def call(self, path: str, request: Message, deadline: Deadline) -> Message:
-        """Call the method at `path` and return its response; raises what the handler raises."""
-        answer = self._called(path, request, deadline, QueryStats())
+    def call(
+        self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
+    ) -> Message:
+        """Call the method at `path` and return its response; raises what the handler raises.
+
+        Args:
+            path: of the method.
+            request: with the name of the index.
+            deadline: of the call.
+            stats: filled in; None: nobody wants them.
+
+        """
+        answer = self._called(path, request, deadline, stats or QueryStats())
         response = self.methods[path].response
         if isinstance(answer, Message):
             return answer
@@ -99,9 +127,15 @@ class MethodRegistry:
     def call_on_wire(
         self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
     ) -> bytes:
-        """As `call`, but return the serialised response, which searches write directly; they fill in `stats`."""
+        """As `call`, but return the serialised response, which searches write directly."""
         answer = self._called(path, request, deadline, stats or QueryStats())
         return answer.SerializeToString() if isinstance(answer, Message) else answer
+
+    def _index_in(self, request: Message) -> str:
+        """As `index_of`, also of a request of a stream."""
+        if isinstance(request, search_pb2.SearchStreamRequest):
+            return self.index_of(request.search_many if request.HasField("search_many") else request.search)
+        return self.index_of(request)
 
     def _called(self, path: str, request: Message, deadline: Deadline, stats: QueryStats) -> Message | bytes:
         method = self.methods[path]
@@ -114,6 +148,9 @@ class MethodRegistry:
             return method.handle(request, deadline, stats)
         answer = method.handle(request, deadline)
         self.quotas.settle(request, answer)
+        if isinstance(answer, Message) and (name := _counting_field(answer.DESCRIPTOR)):
+            value = getattr(answer, name)
+            stats.counts = (value if isinstance(value, int) else len(value),)
         return answer
 
     def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
@@ -155,3 +192,36 @@ class MethodRegistry:
     ) -> search_pb2.SearchStreamResponse:
         """Return the response to a request of a SearchStream; errors are part of it."""
         raise UnsupportedError("streams are not served here")
+
+
+MAX_SPEC_CHARACTERS = 1 << 20
+"""Size of a spec that is not read to tell its index."""
+_NAMES = ("alias", "branch")
+"""Fields of requests with a second name of an index, which the call is to make or to remove."""
+
+
+def _created(request: Message) -> str:
+    """Return the name of the index that a request wants to be created; empty: it does not."""
+    if not isinstance(request, index_pb2.CreateIndexRequest) or len(request.spec_json) > MAX_SPEC_CHARACTERS:
+        return ""
+    try:
+        spec = json.loads(request.spec_json)
+    except (ValueError, RecursionError):  # which the handler tells
+        return ""
+    name = spec.get("index") if isinstance(spec, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+_COUNTS = ("written", "deleted", "updated", "count", "events")
+"""Fields of responses that say how many rows a call has changed or counted."""
+_ROWS = ("datapoints", "ids")
+"""Fields of responses that repeat for each row."""
+
+
+@cache
+def _counting_field(kind: Descriptor) -> str:
+    """Return the field of a type of responses that tells the number of its rows; empty: it has none."""
+    fields = kind.fields_by_name
+    numbers = [name for name in _COUNTS if name in fields and fields[name].type != FieldDescriptor.TYPE_BOOL]
+    repeated = [name for name in _ROWS if name in fields and fields[name].is_repeated]
+    return (*numbers, *repeated, "")[0]

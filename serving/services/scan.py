@@ -101,6 +101,7 @@ class Scans:
             result = self.result(request, held, token, deadline)
         with stats.stage("hydrate"):
             page = result.page(token.position, size, deadline)
+        stats.counts = (len(page),)
         base, (start, stop) = token.snapshot_text(snapshot.manifest, digest), page.span
         end = token.position + stop
         tail = pb.ScanResponse(

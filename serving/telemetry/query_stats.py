@@ -40,13 +40,17 @@ class SegmentStats:
 class QueryStats:
     """Statistics of one request. Written by one thread at a time."""
 
-    __slots__ = ("_rows", "expanded", "explained", "phrases", "plan", "rankings", "segments", "stages_s")
+    __slots__ = (
+        "_rows", "counts", "expanded", "explained", "phrases", "plan", "rankings", "segments", "stages_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.plan = ""
         """Plan of the segment with the most allowed rows, which decides on the time; empty: nothing was searched."""
         self._rows = -1
         """Allowed rows of that segment."""
+        self.counts: Sequence[int] = ()
+        """Number of hits of each query; or one: of the rows that were returned, written, deleted or counted."""
         self.explained = False
         """Whether stages and segments are recorded, too."""
 

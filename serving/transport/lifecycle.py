@@ -29,11 +29,12 @@ from scannery.serving.scheduling.permits import Budget, Permit, Permits
 from scannery.serving.security.principal import Principal, check_visible
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
+from scannery.serving.telemetry.calls import Call, Wire
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
 
 if TYPE_CHECKING:
+    from scannery.serving.audit.trail import AuditTrail
     from scannery.serving.traffic.recorder import TrafficRecorder
 
 __all__ = [
@@ -65,31 +66,34 @@ MessageT = TypeVar("MessageT", bound=Message)
 Decode: TypeAlias = Callable[[type[Message], bytes | bytearray], Message]
 
 
-class ActiveRequest:
+class ActiveRequest(Call):
     """A request in flight, with the values that metrics need."""
 
-    __slots__ = ("index", "lose", "path", "search", "size", "started_s", "stats", "taken_s", "ticket")
+    __slots__ = ("lose", "search", "size", "taken_s", "ticket")
 
-    def __init__(self, path: str, ticket: Ticket) -> None:
+    def __init__(
+        self, path: str, wire: Wire, principal: Principal, ticket: Ticket, address: str = ""
+    ) -> None:
         """Begin at the time of the headers.
 
         Args:
             path: of the method.
+            wire: where it came from.
+            principal: the caller.
             ticket: from admission.
+            address: of the caller.
 
         """
-        self.path, self.ticket = path, ticket
+        super().__init__(path, wire, principal, address)
+        self.ticket = ticket
         self.lose: Callable[[], object]
         """Ends the call if the bytes that it holds are needed by a caller that holds less."""
-        self.index = ""
         self.size = 0
         """Bytes of the request."""
         self.search: PreparedQuery | None = None
         """The search, checked and prepared; None: it is not yet, or the request is another one."""
-        self.stats = QueryStats()
-        """Filled in by searches."""
-        self.started_s = self.taken_s = time.monotonic()
-        """When its headers, and its whole body, had arrived."""
+        self.taken_s = self.started_s
+        """When its whole body had arrived."""
 
 
 class RequestLifecycle:
@@ -104,6 +108,7 @@ class RequestLifecycle:
         workers: int,
         observe: Observe,
         traffic: TrafficRecorder | None = None,
+        audit: AuditTrail | None = None,
     ) -> None:
         """Prepare admission.
 
@@ -114,9 +119,11 @@ class RequestLifecycle:
             workers: number of processes at the same address.
             observe: called with each answered search.
             traffic: gives ids to answers, and logs some; None: they have none.
+            audit: records calls; None: there is no audit log.
 
         """
         self.methods, self._metrics, self._observe, self._traffic = methods, metrics, observe, traffic
+        self._audit = audit
         part_count.warm_up()
         parsing.warm_up()
         maximum = config.threads + config.queue
@@ -129,14 +136,21 @@ class RequestLifecycle:
         self._known_indexes: set[str] = set()
         """Names of the indexes that have answered a request."""
 
+    def check_audit(self) -> None:
+        """Raise AuditError if calls are not to be answered, since they would have no record."""
+        if self._audit is not None:
+            self._audit.check()
+
     def enter(self, principal: Principal, client: str) -> Ticket:
-        """Admit a request of a caller and return its ticket; raises OverloadedError.
+        """Admit a request of a caller and return its ticket; raises OverloadedError and AuditError.
 
         Args:
             principal: the caller.
             client: what the call says of its program, which counts only among callers without credentials.
 
         """
+        if self._audit is not None:
+            self._audit.check()
         try:
             return self.admission.enter(principal.account, client if principal.is_anonymous else "")
         except OverloadedError:
@@ -177,26 +191,33 @@ class RequestLifecycle:
                 response = self.methods.answer(active.search, permit.deadline)
             else:
                 request = (decode or decoded)(self.methods.methods[active.path].request, data)
-                request = self.methods.resolved(request)
-                active.index = self.methods.index_of(request)
+                request = self.methods.noted(active, request)
                 if isinstance(request, search_pb2.SearchManyRequest):
                     queries = count_queries(request)
                     active.ticket.weigh(queries)
                 if isinstance(request, search_pb2.SearchRequest | search_pb2.SearchManyRequest):
                     request_of = partial(_same, request)
-                response = self.handled(active.path, request, permit.deadline, active.stats)
+                response = self.handled(active, active.path, request, permit.deadline)
             if request_of is not None:
                 response = self.recorded(active, request_of, response)
             active.ticket.hold(len(response), active.lose)
             self.answered(active, queries, request_of)
             return encode(response)
 
-    def handled(
-        self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
-    ) -> bytes:
-        """Call the handler of a decoded request and return its serialised answer; the permit must be held."""
+    def handled(self, call: Call, path: str, request: Message, deadline: Deadline) -> bytes:
+        """Call the handler of a decoded request and return its serialised answer; the permit must be held.
+
+        Args:
+            call: of which it is the request.
+            path: of the method that answers.
+            request: with the name of the index.
+            deadline: of the call.
+
+        """
         check_visible(self.methods.index_of(request))
-        return self.methods.call_on_wire(path, request, deadline, stats)
+        if self._audit is not None and self.methods.changes(path):
+            self._audit.begin(call)
+        return self.methods.call_on_wire(path, request, deadline, call.stats)
 
     def recorded(
         self, active: ActiveRequest, request_of: Callable[[], SearchMessage], response: bytes
@@ -250,21 +271,26 @@ class RequestLifecycle:
         took_s = time.monotonic() - active.taken_s
         self.admission.answered(active.ticket, (active.path, active.size.bit_length()), took_s)
 
-    def ended(self, active: ActiveRequest, code: StatusCode) -> None:
-        """Observe the metrics of a finished request."""
-        self.observe(active.path, active.index, active.stats.plan, code, time.monotonic() - active.started_s)
-
-    def observe(self, path: str, index: str, plan: str, code: StatusCode, seconds: float) -> None:
-        """Observe the metrics of a request that took `seconds`."""
+    def ended(self, call: Call, code: StatusCode) -> None:
+        """Observe the metrics of a finished call, and have it recorded; of a change, before its answer is sent."""
+        index = call.index
         # Only names of real indexes become labels: requests with made-up names must not create time series.
         if code is StatusCode.OK:
             self._known_indexes.add(index)
         elif index not in self._known_indexes:
             index = ""
         # The name of an enumeration's member is computed in Python.
-        name = "OK" if code is StatusCode.OK else code.name
-        self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, plan, name))
+        name, plan = "OK" if code is StatusCode.OK else code.name, call.stats.plan
+        seconds = time.monotonic() - call.started_s
+        self._metrics.request_seconds.observe(seconds, (call.path.rsplit("/", 1)[-1], index, plan, name))
         tracing.describe(code, index=index, plan=plan)
+        if self._audit is not None:
+            self._audit.ended(call, name, seconds)
+
+    def refused(self, call: Call, code: StatusCode) -> None:
+        """Have a call recorded that was refused before it had its turn; metrics do not count it as one."""
+        if self._audit is not None:
+            self._audit.ended(call, code.name, time.monotonic() - call.started_s)
 
 
 def least_in_flight(workers: int) -> int:

@@ -190,6 +190,15 @@ class ServerMetrics:
             "Rows of these logs that were dropped, since those before them could not be stored in time.",
             ("log",),
         )
+        self.audit_records, self.audit_lost, self.audit_failing = (
+            Counter("scannery_audit_records_total", "Records of the audit log that were written."),
+            Counter("scannery_audit_lost_total", "Calls that have no record in the audit log."),
+            Gauge(
+                "scannery_audit_failing_seconds",
+                "Time since the audit log cannot be written; 0: it can.",
+                combine="max",
+            ),
+        )
         self.memory_bytes = Gauge(
             "scannery_memory_bytes",
             "Memory that a component of an index needs, of all processes; without an index, what processes need.",
@@ -206,9 +215,12 @@ class ServerMetrics:
             "scannery_memory_ceiling_bytes", "Ceiling of the memory that is needed.", combine="max"
         )
         self.workers = Gauge("scannery_workers", "Worker processes.")
-        self.private_bytes = Gauge("scannery_private_bytes", "Memory that is not shared between processes.")
-        self.resident_bytes = Gauge(
-            "scannery_resident_bytes", "Proportional set size: shared pages are divided among the processes."
+        self.private_bytes, self.resident_bytes = (
+            Gauge("scannery_private_bytes", "Memory that is not shared between processes."),
+            Gauge(
+                "scannery_resident_bytes",
+                "Proportional set size: shared pages are divided among the processes.",
+            ),
         )
         self.registry = Registry(
             value for value in vars(self).values() if isinstance(value, (Counter, Gauge, Histogram, Ratio))

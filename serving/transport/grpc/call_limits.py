@@ -33,7 +33,9 @@ from scannery.serving.security.principal import CURRENT, Principal, anonymous_at
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.v1.types_pb2 import ErrorDetail
 
-__all__ = ["CallLimit", "CallTimeouts", "End", "abort", "caller_of", "cancelling", "status_details"]
+__all__ = [
+    "CallLimit", "CallTimeouts", "End", "abort", "address_of", "caller_of", "cancelling", "status_details",
+]  # fmt: skip
 
 
 MAX_MESSAGE_BYTES = 400
@@ -217,9 +219,17 @@ def caller_of(context: grpc.ServicerContext) -> Principal:
     """Return the caller, with its address if it has no credentials, and set it for the rest of the call."""
     principal = current_principal()
     if principal.is_anonymous and not principal.address:
-        # ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000, unix:…
-        kind, _, address = context.peer().partition(":")
-        host = unquote(address).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
-        principal = anonymous_at(host)
+        principal = anonymous_at(_host_of(context))
         CURRENT.set(principal)
     return principal
+
+
+def address_of(context: grpc.ServicerContext) -> str:
+    """Return the address of the caller's machine, of IPv6 that of its network."""
+    return anonymous_at(_host_of(context)).address
+
+
+def _host_of(context: grpc.ServicerContext) -> str:
+    # ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000, unix:…
+    kind, _, address = context.peer().partition(":")
+    return unquote(address).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind

@@ -24,24 +24,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 
-from scannery.runtime.errors import OverloadedError
+from scannery.runtime.errors import AuditError, OverloadedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import HTTP_KEY, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.scheduling.coalescer import CallThreads
-from scannery.serving.scheduling.permits import Budget, CallerGoneError, Permit, Share
+from scannery.serving.scheduling.permits import Budget, CallerGoneError, Permit, Share, Turns
 from scannery.serving.security.authentication import Authorizer
 from scannery.serving.security.principal import CURRENT, current_principal
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
-from scannery.serving.telemetry.query_stats import QueryStats
-from scannery.serving.transport.grpc.call_limits import CallTimeouts, abort, caller_of, cancelling
+from scannery.serving.telemetry.calls import Call
+from scannery.serving.transport.grpc.call_limits import (
+    CallTimeouts,
+    abort,
+    address_of,
+    caller_of,
+    cancelling,
+)
 from scannery.serving.transport.lifecycle import (
     CHECK_AGAIN_AFTER_S,
     ActiveRequest,
@@ -291,18 +297,21 @@ class Dispatcher(GenericHandler):
             answers = partial(self._stream, path)
             answers.experimental_thread_pool = self._stream_threads  # type: ignore[attr-defined]
             return grpc.stream_stream_rpc_method_handler(answers)
+        principal = current_principal()
         try:
             # The address of the caller is not known before the handler runs.
-            ticket = self._lifecycle.enter(current_principal(), told_client(details.invocation_metadata))
-        except OverloadedError as error:
-            return self.refusal(error)
-        active = ActiveRequest(path, ticket)
+            ticket = self._lifecycle.enter(principal, told_client(details.invocation_metadata))
+        except (AuditError, OverloadedError) as error:
+            return self.refusal(error, path)
+        active = ActiveRequest(path, "grpc", principal, ticket)
         return grpc.stream_unary_rpc_method_handler(partial(self._unary, active, wants_http))
 
-    def refusal(self, error: Exception) -> Handler:
-        """Return a handler that answers with `error` without reading the request."""
+    def refusal(self, error: Exception, path: str) -> Handler:
+        """Return a handler that answers a call of `path` with `error` without reading the request."""
 
         def refuse(messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+            call = Call(path, "grpc", CURRENT.get(), address_of(context))
+            self._lifecycle.refused(call, status_of(error)[0])
             abort(context, error)
 
         refuse.experimental_thread_pool = self._refusals  # type: ignore[attr-defined]  # gRPC looks for it there
@@ -321,13 +330,13 @@ class Dispatcher(GenericHandler):
         """
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-            started_s, code = time.monotonic(), grpc.StatusCode.OK
+            call, code = Call(path, "grpc", current_principal(), address_of(context)), grpc.StatusCode.OK
             if wants_http:
                 context.set_trailing_metadata(self._http_metadata())
             try:
                 data = self._body(path, messages, context)
                 request = decoded(self._lifecycle.methods.methods[path].request, data)
-                return self._lifecycle.handled(path, request, self._deadline(context))
+                return self._lifecycle.handled(call, path, request, self._deadline(context))
             except grpc.RpcError:
                 code = grpc.StatusCode.CANCELLED
                 return b""
@@ -335,7 +344,7 @@ class Dispatcher(GenericHandler):
                 code = status_of(error)[0]
                 abort(context, error)
             finally:
-                self._lifecycle.observe(path, "", "", code, time.monotonic() - started_s)
+                self._lifecycle.ended(call, code)
 
         answer.experimental_thread_pool = self._at_once  # type: ignore[attr-defined]  # gRPC looks for it there
         return grpc.stream_unary_rpc_method_handler(answer)
@@ -356,7 +365,9 @@ class Dispatcher(GenericHandler):
         self, active: ActiveRequest, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> bytes:
         ticket, code = active.ticket, grpc.StatusCode.OK
-        ticket.holder = caller_of(context).account
+        active.principal = caller_of(context)
+        active.address = active.principal.address or address_of(context)
+        ticket.holder = active.principal.account
         try:
             data = self._body(active.path, messages, context)
             active.lose = context.cancel
@@ -398,10 +409,13 @@ class Dispatcher(GenericHandler):
 
         The first error of a write ends the stream, and what was acknowledged before it stays.
         """
-        account, metadata = caller_of(context).account, context.invocation_metadata()
+        principal, metadata = caller_of(context), context.invocation_metadata()
+        account, address = principal.account, address_of(context)
         within_s, admitted = self._config.max_request_s, partial(self._authorizer.admits, path, metadata)
         searches = path == SEARCH_STREAM
         answer = self._searched if searches else self._upserted
+        failed = list[Exception]()  # errors of requests, which are recorded with these
+        begin = partial(Call, path, "grpc", principal, address)
         try:
             with (
                 closing(self._streams.take(account, 1, context.cancel)),
@@ -409,7 +423,7 @@ class Dispatcher(GenericHandler):
             ):
                 stream = Pipeline(
                     messages,
-                    partial(answer, account, self._deadline(context), context),
+                    partial(answer, begin, failed, self._deadline(context), context),
                     threads=self._config.threads if searches else 1,
                     window=MAX_IN_STREAM,
                     window_bytes=MAX_UNREAD_BYTES,
@@ -427,43 +441,76 @@ class Dispatcher(GenericHandler):
         except (grpc.RpcError, CallerGoneError):
             return  # the caller went away, or gRPC has refused a message over the size limit
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
+            if error not in failed:
+                self._lifecycle.refused(begin(), status_of(error)[0])
             abort(context, error)
 
+    @contextmanager
+    def _recorded(self, call: Call, failed: list[Exception]) -> Iterator[_Outcome]:
+        """Have a request of a stream recorded when it ends, also if it fails."""
+        outcome = _Outcome()
+        try:
+            yield outcome
+        except CallerGoneError:
+            outcome.code = grpc.StatusCode.CANCELLED
+            raise
+        except Exception as error:
+            failed.append(error)
+            outcome.code = status_of(error)[0]
+            raise
+        finally:
+            self._lifecycle.ended(call, outcome.code)
+
     def _upserted(
-        self, account: str, deadline: Deadline, context: grpc.ServicerContext, data: bytes
+        self,
+        begin: Callable[[], Call],
+        failed: list[Exception],
+        deadline: Deadline,
+        context: grpc.ServicerContext,
+        data: bytes,
     ) -> bytes:
-        started_s = time.monotonic()
-        self._check_again(UPSERT_STREAM, context)
-        request = self._lifecycle.methods.resolved(decoded(index_pb2.UpsertRequest, data))
-        with Permit(self._lifecycle.permits.of(account), deadline, context.is_active):
-            response = self._lifecycle.handled(UPSERT, request, deadline)
-        self._lifecycle.observe(
-            UPSERT_STREAM, request.index, "", grpc.StatusCode.OK, time.monotonic() - started_s
-        )
-        return response
+        call = begin()
+        with self._recorded(call, failed):
+            self._check_again(UPSERT_STREAM, context)
+            request = self._lifecycle.methods.noted(call, decoded(index_pb2.UpsertRequest, data))
+            with Permit(self._permits_of(call), deadline, context.is_active):
+                return self._lifecycle.handled(call, UPSERT, request, deadline)
 
     def _searched(
-        self, account: str, deadline: Deadline, context: grpc.ServicerContext, data: bytes
+        self,
+        begin: Callable[[], Call],
+        failed: list[Exception],
+        deadline: Deadline,
+        context: grpc.ServicerContext,
+        data: bytes,
     ) -> bytes:
-        started_s = time.monotonic()
-        # The threads of the pool serve many streams, so the caller is set for each request.
-        self._check_again(SEARCH_STREAM, context)
-        request = decoded(search_pb2.SearchStreamRequest, data)
-        with tracing.request(SEARCH_STREAM, context.invocation_metadata):
-            stats = QueryStats()
-            with Permit(self._lifecycle.permits.of(account), deadline, context.is_active):
-                request = self._lifecycle.methods.resolved(request)
-                response = self._lifecycle.methods.stream_answer(request, deadline, stats)
-                self._lifecycle.recorded_of_stream(request, response, time.monotonic() - started_s)
-            code = _CODES[response.error.code if response.HasField("error") else 0]
-            search = request.search_many if request.HasField("search_many") else request.search
-            self._lifecycle.observe(
-                SEARCH_STREAM, search.index, stats.plan, code, time.monotonic() - started_s
-            )
+        call, metadata = begin(), context.invocation_metadata
+        with tracing.request(SEARCH_STREAM, metadata), self._recorded(call, failed) as outcome:
+            # The threads of the pool serve many streams, so the caller is set for each request.
+            self._check_again(SEARCH_STREAM, context)
+            self._lifecycle.check_audit()
+            request = decoded(search_pb2.SearchStreamRequest, data)
+            with Permit(self._permits_of(call), deadline, context.is_active):
+                request = self._lifecycle.methods.noted(call, request)
+                response = self._lifecycle.methods.stream_answer(request, deadline, call.stats)
+                self._lifecycle.recorded_of_stream(request, response, time.monotonic() - call.started_s)
+            outcome.code = _CODES[response.error.code if response.HasField("error") else 0]
         return response.SerializeToString()
+
+    def _permits_of(self, call: Call) -> Turns:
+        return self._lifecycle.permits.of("" if call.principal is None else call.principal.account)
 
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         return Deadline.after(min(context.time_remaining(), self._config.max_request_s))
+
+
+class _Outcome:
+    """The status of a request of a stream."""
+
+    __slots__ = ("code",)
+
+    def __init__(self) -> None:
+        self.code = grpc.StatusCode.OK
 
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

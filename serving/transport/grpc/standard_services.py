@@ -41,8 +41,8 @@ else:  # gRPC's classes are generic in its stubs only
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
-Refuse = Callable[[Exception], "grpc.RpcMethodHandler[Any, Any]"]
-"""Returns a handler that answers with an error without reading the request."""
+Refuse = Callable[[Exception, str], "grpc.RpcMethodHandler[Any, Any]"]
+"""Returns a handler that answers a call of a method with an error without reading the request."""
 
 
 class AuthInterceptor(Interceptor):
@@ -71,12 +71,14 @@ class AuthInterceptor(Interceptor):
         """Return the handler of the call, or one that refuses it; sets the principal."""
         details: Any = handler_call_details
         try:
-            principal = self._authorizer.principal(details.method, details.invocation_metadata)
+            principal = self._authorizer.caller(details.invocation_metadata)
+            # Also for a refusal, which is recorded with its caller.
+            CURRENT.set(principal)
+            self._authorizer.check(details.method, principal)
         except (UnauthenticatedError, PermissionDeniedError, UnsupportedError) as error:
             if details.method == HEALTH_CHECK and self._probe is not None:
                 return self._probe
-            return self._refuse(error)
-        CURRENT.set(principal)
+            return self._refuse(error, details.method)
         return continuation(handler_call_details)
 
 

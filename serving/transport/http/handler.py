@@ -40,8 +40,9 @@ from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.security.authentication import Authorizer
 from scannery.serving.security.principal import ANONYMOUS, CURRENT
 from scannery.serving.services.search import MAX_COALESCED, ready, with_vector_now
-from scannery.serving.status import DETAIL_KEY, status_for_callers
+from scannery.serving.status import DETAIL_KEY, status_for_callers, status_of
 from scannery.serving.telemetry import tracing
+from scannery.serving.telemetry.calls import Call
 from scannery.serving.transport.health import SERVING, Health
 from scannery.serving.transport.http import connect
 from scannery.serving.transport.http.connect import GZIPPED, MIN_GZIP_BYTES, Browsers, compressed
@@ -260,8 +261,9 @@ class Handler:
         return ticket
 
     def _check_caller(self, exchange: Exchange) -> None:
-        principal = self._authorizer.principal(exchange.path, exchange.head.metadata)
+        principal = self._authorizer.caller(exchange.head.metadata)
         exchange.principal = exchange.connection.anonymous if principal.is_anonymous else principal
+        self._authorizer.check(exchange.path, principal)
         if exchange.bridged is None and exchange.path not in self._lifecycle.methods.over_http:
             raise UnsupportedError("this method is served over gRPC only")
         exchange.admitted_s = time.monotonic()
@@ -321,7 +323,8 @@ class Handler:
         """Admit a request, and note its deadline; raises OverloadedError."""
         head, max_s = exchange.head, self._config.max_request_s
         ticket = self.admit(exchange, len(exchange.body))
-        exchange.active = ActiveRequest(head.path if exchange.bridged is None else exchange.path, ticket)
+        address = exchange.connection.anonymous.address
+        exchange.active = ActiveRequest(exchange.path, "http", exchange.principal, ticket, address)
         exchange.active.lose = exchange.connection.lose
         exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
 
@@ -345,10 +348,12 @@ class Handler:
         template = templates.get(len(data))
         vector_1D = None if template is None else template.vector_of(data)
         if template is not None and vector_1D is not None:
+            exchange.active.alias = exchange.active.index = template.index
             prepared = methods.prepare_again(template, vector_1D, stats)
             if prepared is not None:
                 return prepared
         request = decoded(SearchRequest, data)
+        exchange.active.alias = request.index
         try:
             prepared = methods.prepare(request, stats)
         except Exception:
@@ -427,6 +432,7 @@ class Handler:
     def _answer(self, exchange: Exchange) -> None:
         """Answer a request; for a thread of `CallThreads`."""
         head, active, code = exchange.head, exchange.active, StatusCode.OK
+        reply: Callable[[], object] | None = None
         with tracing.request(active.path, lambda: head.metadata):
             try:
                 permits = self._lifecycle.permits.of(exchange.principal.account)
@@ -439,16 +445,18 @@ class Handler:
                     decode=partial(self._decoded, exchange),
                     encode=partial(self._encoded, exchange, max_gzip_bytes=sys.maxsize),
                 )
-                self._call_on_loop(exchange, partial(self._send, exchange, body, headers))
+                reply = partial(self._send, exchange, body, headers)
             except CallerGoneError:
                 active.ticket.leave()
                 code = StatusCode.CANCELLED
             except Exception as error:  # noqa: BLE001  the table of statuses has every one
                 active.ticket.leave()
                 code = error.code if isinstance(error, RefusedError) else status_for_callers(error)[0]
-                self._call_on_loop(exchange, partial(self.refuse, exchange, error))
+                reply = partial(self.refuse, exchange, error)
             finally:
                 self._lifecycle.ended(active, code)
+                if reply is not None:
+                    self._call_on_loop(exchange, reply)
 
     def _decoded(self, exchange: Exchange, kind: type[Message], data: bytes | bytearray) -> Message:
         """Return the message of a body; raises InvalidRequestError and RefusedError."""
@@ -517,9 +525,17 @@ class Handler:
         exchange.connection.reply(exchange, start, body, after)
 
     def refuse(self, exchange: Exchange, error: Exception) -> StatusCode:
-        """Answer with an error, and return its code."""
+        """Answer with an error, and return its code; a request that has not begun is recorded as refused."""
         if exchange.ticket is not None:
             exchange.ticket.leave()
+        if not exchange.has_begun:
+            stranger, address = (
+                self._asks and exchange.principal.is_anonymous,
+                exchange.connection.anonymous.address,
+            )
+            call = Call(exchange.path, "http", None if stranger else exchange.principal, address)
+            code = error.code if isinstance(error, RefusedError) else status_of(error)[0]
+            self._lifecycle.refused(call, code)
         if isinstance(error, RefusedError):
             body = connect.error_body(error.code, str(error), None)
             status, body = self._error(exchange, error.status, body, error.code, str(error))

@@ -310,6 +310,11 @@ class Exchange:
         """The path of the RPC method that is called."""
         return self.head.path if self.bridged is None else self.bridged.path
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the request was admitted, so that its end is observed."""
+        return hasattr(self, "active")
+
     def is_wanted(self) -> bool:
         """Return whether the caller is still connected."""
         return self.connection.is_open
