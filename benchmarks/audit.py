@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,11 @@ def upserts(arguments: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     """Run the cases of the command line."""
-    cases = {"http": partial(searches, http=True), "grpc": partial(searches, http=False), "upserts": upserts}
+    cases: dict[str, Any] = {
+        "http": partial(searches, http=True),
+        "grpc": partial(searches, http=False),
+        "upserts": upserts,
+    }
     run_cases(
         __doc__, cases, "scann grpcio", rounds=30, seconds=0.5, rows=20_000, callers=[1, 8],
     )  # fmt: skip

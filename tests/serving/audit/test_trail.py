@@ -168,7 +168,7 @@ def test_options_are_checked() -> None:
         ({"folder": "log", "file_bytes": 0}, "file_bytes: must be"),
     ):
         with pytest.raises(ConfigError, match=message):
-            AuditConfig(**options)  # type: ignore[arg-type]
+            AuditConfig(**options)
 
 
 # Servers
