@@ -6,15 +6,16 @@ Shapes: D dimensions.
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment, VectorSpace
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN
+from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.errors import (
     EncoderUnavailableError,
     InvalidRequestError,
@@ -42,8 +43,10 @@ MAX_PLANS = 4 * MAX_PARSED
 """Plans that a snapshot keeps: options have one for each mode."""
 MAX_PARSED_BYTES = 4096
 """Longer messages are parsed each time."""
-MAX_SEEN = 256
-"""Parts of an index, seen by callers, that a snapshot keeps."""
+MAX_PARTS_BYTES = 64 << 20
+"""Memory of the parts of an index, seen by callers, that a snapshot keeps."""
+PART_BYTES = 8 << 10
+"""Memory of a part besides its rows: plans of searches, mostly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +88,8 @@ class Snapshot:
     _encoders: dict[str, QueryEncoder] = field(default_factory=dict)
     """Encoders by the name of their vectors, after their first use: to find one in the pool takes longer than to find a
     vector in its cache."""
-    _parts: OrderedDict[Seen, Snapshot] = field(default_factory=OrderedDict)
-    """Parts of it that callers see; the one that was asked for last is last."""
+    _parts: BoundedCache[Seen, Snapshot] = field(default_factory=partial(BoundedCache, MAX_PARTS_BYTES))
+    """Parts of it that callers see."""
     _later: list[Snapshot] = field(default_factory=list)
     """The same as it is seen at a later second, the latest that was asked for; at most one."""
 
@@ -156,11 +159,11 @@ class Snapshot:
         whole = self.whole
         if seen is None:
             return whole
-        part = whole._parts.get(seen)
+        part = whole._parts.find(seen)
         if part is None:
-            part = whole._parts[seen] = whole._part(seen)
-            while len(whole._parts) > MAX_SEEN:
-                whole._parts.popitem(last=False)
+            part = whole._part(seen)
+            rows_bytes = sum(rows.size_bytes for rows in part.alive if rows is not None)
+            whole._parts.keep(seen, part, PART_BYTES + rows_bytes)
         return part
 
     def _part(self, seen: Seen) -> Snapshot:

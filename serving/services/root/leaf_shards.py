@@ -140,9 +140,9 @@ class LeafShards:
         """As `Shards.description`."""
         manifest = snapshot.index.whole_manifest
         counts = None
-        if snapshot.seen is not None:  # the manifest counts all of the index
-            counts = self._counts(snapshot)
-        elif snapshot.sequence > manifest.log_sequence or snapshot.until is not None:
+        # The manifest counts all of an index, of which the caller may see a part.
+        differs = snapshot.seen is not None or snapshot.until is not None
+        if differs or snapshot.sequence > manifest.log_sequence:
             with suppress(ServingError):  # an index is described while leaves are away
                 counts = self._counts(snapshot)
         return manifest, counts
