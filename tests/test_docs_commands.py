@@ -78,6 +78,8 @@ ELSEWHERE = {
     "docs/operations/proxies.md": "tests/serving/transport/test_proxies.py starts the proxies with its text",
     "docs/embedding.md": "needs a TPU and models that are not installed",
     "docs/podcasts.md": "needs transcripts that are not in the repository",
+    "docs/operations/audit.md": "needs a server and its calls; tests/serving/audit does the same",
+    "docs/tenants.md": "needs keys of customers; tests/rights runs the commands",
     "docs/operations/upgrading.md": "needs former releases; tests/releases runs their code, and the command",
     "docs/operations/dataflow.md": "needs a cloud; tests/pipelines/execution makes the job without submitting it",
     "docs/operations/flink.md": "needs a cluster",

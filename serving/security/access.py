@@ -15,13 +15,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scannery.runtime.errors import ConfigError, InvalidRequestError
-from scannery.runtime.where import build_filter
-from scannery.v1.types_pb2 import OPERATOR_EQ, Filter, Value
 
-__all__ = ["GROUPS", "NOTHING", "Access", "Seen", "access_to", "parse_access"]
+# Messages, and the grammar of filters with NumPy, are imported where a filter is read: options of servers are not.
+if TYPE_CHECKING:
+    from scannery.v1.types_pb2 import Filter, Value
+
+__all__ = ["GROUPS", "Access", "Seen", "access_to", "nothing", "parse_access"]
 
 GROUPS = "$groups"
 """Stands in a filter for the groups of the caller."""
@@ -42,6 +44,8 @@ class Seen:
     @property
     def where(self) -> Filter:
         """The filter; an empty one allows all rows."""
+        from scannery.v1.types_pb2 import Filter
+
         return Filter.FromString(self.message)
 
     @property
@@ -73,6 +77,9 @@ class Access:
     """Values that all rows have, since the filter names them: those of equalities that all must hold."""
 
     def __post_init__(self) -> None:
+        from scannery.runtime.where import build_filter
+        from scannery.v1.types_pb2 import Filter
+
         # Until it is known who asks, no one is in any group.
         message = build_filter(_with_groups(json.loads(self.where), ())) if self.where else Filter()
         seen = Seen(message.SerializeToString(deterministic=True), self.fields)
@@ -157,6 +164,8 @@ def _names(entry: Mapping[str, object], key: str, path: str) -> frozenset[str] |
 
 
 def _equalities(where: Filter) -> list[tuple[str, Value]]:
+    from scannery.v1.types_pb2 import OPERATOR_EQ
+
     kind = where.WhichOneof("kind")
     if kind == "all_of":
         return [pair for each in where.all_of.filters for pair in _equalities(each)]
@@ -183,5 +192,7 @@ def _with_groups(where: Any, groups: Sequence[str]) -> Any:
     return filled
 
 
-NOTHING = Access("*", json.dumps({"$not": {}}), frozenset(), frozenset())
-"""Opens no row, field or method."""
+@lru_cache(maxsize=1)
+def nothing() -> Access:
+    """Return what opens no row, field or method."""
+    return Access("*", json.dumps({"$not": {}}), frozenset(), frozenset())

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from scannery.runtime.errors import ConfigError, PermissionDeniedError, UnauthenticatedError, UnsupportedError
-from scannery.serving.security.access import NOTHING, Access, parse_access
+from scannery.serving.security.access import Access, nothing, parse_access
 from scannery.serving.security.api_keys import PREFIX, KeyFile, KeyRing
 from scannery.serving.security.config import SecurityConfig
 from scannery.serving.security.groups import GroupTable
@@ -178,7 +178,7 @@ def _principal(claims: dict[str, Any], access_claim: str) -> Principal | None:
         except ConfigError as error:
             # A token that was meant to open a part must not open all.
             _LOG.warning("a token of %r opens nothing: %s", str(claims["sub"])[:MAX_NAME], error)
-            access = (NOTHING,)
+            access = (nothing(),)
     name = f"sub/{_short(str(claims['sub']))}"
     return Principal(name, allowed, visible, _expiry(claims) + LEEWAY_S, access, limits=limits)
 

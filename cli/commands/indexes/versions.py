@@ -22,6 +22,7 @@ from scannery.indexer import (
     Manifest,
     Store,
     collect_garbage,
+    latest_version,
     list_indexes,
     list_versions,
     parse_spec,
@@ -291,7 +292,7 @@ def gc_command(
     with counting_bar("removing") as progress:
         report = collect_garbage(opened, name, keep=keep, min_age=age, dry_run=dry_run, progress=progress)
     log_is_elsewhere = False
-    if not dry_run:
+    if not dry_run and latest_version(opened, name) is not None:
         try:
             shorten_log(opened, name, log_root=given_log_root(log))
         except WrongLogError:
