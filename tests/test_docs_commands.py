@@ -31,6 +31,7 @@ START = "the first commands of Searching]("
 """What a page says whose examples begin with the index that docs/searching.md builds first."""
 
 NOT_RUN = {
+    ("docs/security.md", "--limit max_k=1000"): "the first server has its port; tests/serving/transport limits one",
     ("docs/cluster.md", "--ray auto"): "needs Ray; tests/bridges/ray runs a cluster on it",
     ("README.md", "make demo"): "makes an environment; tests/cli/test_demo.py runs the demo",
     ("README.md", "make wheel"): "tests/test_layout.py builds the wheel; pip would change this environment",
