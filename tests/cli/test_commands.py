@@ -16,16 +16,27 @@ import apsw
 import pytest
 import typer
 
+from scannery.cli.commands.serve import serve
+from scannery.cli.declared_options import _parameter_name
 from scannery.cli.errors import exit_code, one_line
 from scannery.cli.main import main
 from scannery.client import Hit, Hits
 from scannery.indexer import Store
 from scannery.runtime.errors import CodedError
-from scannery.serving import Server
+from scannery.runtime.options import declared_options
+from scannery.serving import SecurityConfig, Server, ServerConfig
+from scannery.serving.config import AuditConfig, TrafficConfig
 from tests.data import ROOT
 from tests.served import commit_relevance, copied, make_text_store, serving
 
 VECTOR = json.dumps([1.0] * 16)
+
+
+@pytest.mark.parametrize("config", [ServerConfig, SecurityConfig, TrafficConfig, AuditConfig])
+def test_each_option_of_a_server_is_a_flag_of_serve(config: type) -> None:
+    flags = inspect.signature(serve).parameters
+    named = {name: option for name, (_, option) in declared_options(config).items() if option.help}
+    assert [name for name, option in named.items() if _parameter_name(name, option) not in flags] == []
 
 
 @pytest.fixture(scope="module")
