@@ -71,6 +71,12 @@ class OpenIndex:
         """Components of a vector."""
         return self.manifest.dimensions
 
+    @property
+    def rows(self) -> int:
+        """Rows that are alive."""
+        pairs = zip(self.segments, self.alive, strict=True)
+        return sum(segment.rows if alive is None else alive.count for segment, alive in pairs)
+
     def at(self, second: int) -> OpenIndex:
         """Return the index as it is seen at a second since 1970, earlier or later than this one."""
         expiry = self.spec.live.expire

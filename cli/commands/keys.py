@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -105,13 +105,9 @@ def _opened(key: ApiKey) -> str:
 
 def _item(key: ApiKey) -> dict[str, object]:
     """Return a key without its secret's hash."""
-    fields = asdict(replace(key, access=(), limits=None))
+    fields: dict[str, object] = {"access": [], "limits": None} | key.to_dict()
     del fields["sha256"]
-    return fields | {
-        "indexes": "*" if key.indexes is None else list(key.indexes),
-        "access": [entry.as_json() for entry in key.access],
-        "limits": None if key.limits is None else key.limits.to_dict(),
-    }
+    return fields
 
 
 def _shown(key: ApiKey) -> str:

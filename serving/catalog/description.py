@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment, OpenIndex
+from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
 from scannery.indexer.manifest import Recall
 from scannery.indexer.tuning.settings_choice import TUNED_K, expected_searches, named_recalls
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -30,13 +30,8 @@ class IndexCounts:
     @classmethod
     def of(cls, snapshot: Snapshot) -> IndexCounts:
         """Return the counts of a snapshot."""
-        vectors = {name: _live_rows(snapshot.space(name).index) for name in snapshot.manifest.named_vectors}
+        vectors = {name: snapshot.space(name).index.rows for name in snapshot.manifest.named_vectors}
         return cls(snapshot.rows, memory_rows(snapshot), vectors, snapshot.sequence)
-
-
-def _live_rows(index: OpenIndex) -> int:
-    pairs = zip(index.segments, index.alive, strict=True)
-    return sum(segment.rows if alive is None else alive.count for segment, alive in pairs)
 
 
 def index_info(

@@ -68,6 +68,17 @@ class ApiKey:
                 field="access",
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the key as the file has it: without what it does not have and earlier releases do not know."""
+        fields = asdict(replace(self, access=(), limits=None))
+        del fields["access"], fields["limits"]
+        fields["indexes"] = ALL_INDEXES if self.indexes is None else self.indexes
+        if self.access:
+            fields["access"] = [entry.as_json() for entry in self.access]
+        if self.limits is not None:
+            fields["limits"] = self.limits.to_dict()
+        return fields
+
     @property
     def principal(self) -> Principal:
         """The caller that this key identifies."""
@@ -207,16 +218,7 @@ class KeyFile:
         return match
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
-        replaced(self.path, json.dumps({"keys": [_item(key) for key in keys]}, indent=1))
-
-
-def _item(key: ApiKey) -> dict[str, Any]:
-    """Return a key as the file has it: without what it does not have and earlier releases do not know."""
-    fields = asdict(replace(key, access=(), limits=None))
-    del fields["access"], fields["limits"]
-    fields["indexes"] = ALL_INDEXES if key.indexes is None else key.indexes
-    access = {"access": [entry.as_json() for entry in key.access]} if key.access else {}
-    return fields | access | _written_limits(key)
+        replaced(self.path, json.dumps({"keys": [key.to_dict() for key in keys]}, indent=1))
 
 
 def _named(text: str, keys: Sequence[ApiKey], path: Path) -> ApiKey:
@@ -245,11 +247,6 @@ def _indexes(item: dict[str, Any]) -> tuple[str, ...] | None:
     if indexes == ALL_INDEXES:
         return None
     return tuple(name for name in indexes if isinstance(name, str)) if isinstance(indexes, list) else ()
-
-
-def _written_limits(key: ApiKey) -> dict[str, Any]:
-    """Return the field `limits` of an entry, without which servers of earlier releases can read it, too."""
-    return {} if key.limits is None else {"limits": key.limits.to_dict()}
 
 
 def _limits(item: dict[str, Any]) -> Limits | None:

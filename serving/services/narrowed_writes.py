@@ -34,6 +34,10 @@ class NarrowedWriter:
     """A caller who sees a part of an index, and writes to it."""
 
     seen: Seen
+    where: Filter
+    """The filter of `seen`."""
+    fields: frozenset[str]
+    """Fields that the filter names."""
     values: Mapping[str, Value]
     """Values that all rows of the part have, by attribute."""
 
@@ -50,7 +54,8 @@ class NarrowedWriter:
             return None
         if access.seen.fields is not None:
             raise PermissionDeniedError("these credentials open some fields alone, and cannot write")
-        return cls(access.seen, access.values)
+        where = access.seen.where
+        return cls(access.seen, where, frozenset(_fields(where)), access.values)
 
     def with_values(self, upserts: Upserts, manifest: Manifest) -> Upserts:
         """Return datapoints with the values that all rows of the part have, where they have none for the attribute.
@@ -82,7 +87,7 @@ class NarrowedWriter:
         if where is None or not rows.num_rows:
             return
         spec, masks = manifest.spec, FilterCache()
-        if TEXT_FIELD not in _fields(self.seen.where):
+        if TEXT_FIELD not in self.fields:
             spec = spec.model_copy(update={"lexical": None})
         for part in parts_by_vector(rows):
             allowed = masks.allowed(MemorySegment.of(part, spec), where)
@@ -97,7 +102,7 @@ class NarrowedWriter:
     def check_change(self, change: PartialUpdate) -> None:
         """Raise PermissionDeniedError if a change is one of an attribute that decides who sees a row."""
         changed = {name for name in change.values if not is_vector_column(name)} | change.dynamic.keys()
-        for name in _fields(self.seen.where):
+        for name in sorted(self.fields):
             if name in changed or name.partition(".")[0] in changed:
                 path = f"{change.path}.datapoint.attributes" if change.path else "attributes"
                 raise PermissionDeniedError(
@@ -108,14 +113,14 @@ class NarrowedWriter:
     def rows(self, snapshot: Snapshot, deadline: Deadline) -> RowFilter | None:
         """Return the rows that the writer sees; None: all."""
         where = filter_of(self.seen, snapshot.manifest)
-        return None if where is None else row_filter(snapshot.masks, where, self.seen.where, deadline)
+        return None if where is None else row_filter(snapshot.masks, where, self.where, deadline)
 
     def both(self, where: Node | None, message: Filter, manifest: Manifest) -> tuple[Node | None, Filter]:
         """Return a filter of a request together with that of the part, parsed and as a message."""
         of_part = filter_of(self.seen, manifest)
         if where is None or of_part is None:
-            return (of_part, self.seen.where) if where is None else (where, message)
-        return AllOf((where, of_part)), Filter(all_of=FilterList(filters=[message, self.seen.where]))
+            return (of_part, self.where) if where is None else (where, message)
+        return AllOf((where, of_part)), Filter(all_of=FilterList(filters=[message, self.where]))
 
 
 def row_filter(masks: FilterCache, where: Node, message: Filter, deadline: Deadline) -> RowFilter:

@@ -197,8 +197,7 @@ class Snapshot:
     @property
     def rows(self) -> int:
         """Datapoints."""
-        pairs = zip(self.segments, self.alive, strict=True)
-        return sum(segment.rows if alive is None else alive.count for segment, alive in pairs)
+        return self.index.rows
 
     @property
     def dense_rows(self) -> int:

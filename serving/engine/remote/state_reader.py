@@ -143,11 +143,7 @@ def _as_seen(at: At, seen: Seen) -> At:
         some_fields=seen.fields is not None,
         fields=sorted(seen.fields or ()),
     )
-    return At(
-        index=at.index,
-        index_id=UNKNOWN_ID,
-        version=at.version,
-        sequence=at.sequence,
-        seen=message,
-        second=at.second,
-    )
+    part = At(seen=message)
+    part.MergeFrom(at)
+    part.index_id = UNKNOWN_ID
+    return part

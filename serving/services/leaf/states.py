@@ -145,13 +145,11 @@ def _of_all(at: At) -> At:
     """Return the state of all of an index of which a part is read."""
     if not at.HasField("seen"):
         return at
-    return At(
-        index=at.index,
-        index_id=at.seen.index_id,
-        version=at.version,
-        sequence=at.sequence,
-        second=at.second,
-    )
+    whole = At()
+    whole.CopyFrom(at)
+    whole.index_id = at.seen.index_id
+    whole.ClearField("seen")
+    return whole
 
 
 def seen_of(at: At) -> Seen | None:
