@@ -85,7 +85,7 @@ def test_a_customer_moves_to_an_index_of_its_own_without_a_failed_search(tmp_pat
         shop.upsert([point for tenant in TENANTS for point in points(tenant)])
         owner.alias("acme", "shop")
         mine = acme.index("acme")
-        reader = Reader(mine, {point["id"] for point in points("acme")})
+        reader = Reader(mine, {str(point["id"]) for point in points("acme")})
         reader.start()
         reader.wait_for(SEARCHES)
 
