@@ -105,6 +105,10 @@ class MethodRegistry:
         method = self.methods.get(path)
         return method.scope if method else self.streams.get(path)
 
+    def check_caller(self, path: str, index: str) -> None:
+        """Raise PermissionDeniedError if the current caller may not call a method for an index; empty: for none."""
+        check_method(path, index, narrowed=self.methods[path].narrowed)
+
     def call(
         self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
     ) -> Message:
@@ -142,7 +146,7 @@ class MethodRegistry:
         if not isinstance(request, method.request):
             raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
         deadline.check()
-        check_method(path, self.index_of(request), narrowed=method.narrowed)
+        self.check_caller(path, self.index_of(request))
         self.quotas.admit(request)
         if method.response is not None:
             return method.handle(request, deadline, stats)

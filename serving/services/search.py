@@ -64,7 +64,7 @@ from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.scheduling.quotas import NoQuotas
-from scannery.serving.security.principal import check_method, is_visible
+from scannery.serving.security.principal import is_visible
 from scannery.serving.services.aggregation import Aggregation
 from scannery.serving.services.batches import Batches
 from scannery.serving.services.branching import Branching
@@ -279,7 +279,7 @@ class Service(MethodRegistry):
         index = self._catalog.aliases.resolve(request.index, look=False)
         if not self._shards.are_local or self._shadow_of(index, request) is not None:
             return None
-        check_method(_SEARCH, index, narrowed=True)
+        self.check_caller(_SEARCH, index)
         snapshot = self._catalog.open_snapshot(index)
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
@@ -297,7 +297,7 @@ class Service(MethodRegistry):
     ) -> PreparedQuery | None:
         """As `MethodRegistry.prepare_again`."""
         index = self._catalog.aliases.resolve(template.index, look=False)
-        check_method(_SEARCH, index, narrowed=True)
+        self.check_caller(_SEARCH, index)
         snapshot = self._catalog.open_snapshot(index)
         if snapshot is None or snapshot.sequence < template.min_sequence:
             return None
@@ -365,7 +365,7 @@ class Service(MethodRegistry):
             deadline.check()
             kind = request.WhichOneof("request")
             if kind is not None:
-                check_method(_PATHS[kind], getattr(request, kind).index, narrowed=True)
+                self.check_caller(_PATHS[kind], getattr(request, kind).index)
                 self.quotas.admit(getattr(request, kind))
             if kind == "search":
                 answer = self._search(request.search, deadline, stats)
