@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from scannery.indexer import (
     NO_ROW,
@@ -25,7 +24,7 @@ from scannery.indexer import (
     written_schema,
 )
 
-__all__ = ["fitting_rows", "live_rows", "row_sizes", "stored_schema", "unexpired_rows", "whole_rows"]
+__all__ = ["fitting_rows", "live_rows", "row_sizes", "stored_schema", "whole_rows"]
 
 
 def stored_schema(manifest: Manifest) -> pa.Schema:
@@ -59,15 +58,6 @@ def whole_rows(segment: Segment, rows_R: np.ndarray, schema: pa.Schema) -> pa.Ta
         for field in schema
     ]
     return pa.table(arrays, schema=schema)
-
-
-def unexpired_rows(rows: pa.Table, manifest: Manifest, second: int) -> pa.Table:
-    """Return the rows of a table, with the columns of `stored_schema`, that have not expired at a second since 1970."""
-    expiry = manifest.spec.live.expire
-    if expiry is None:
-        return rows
-    expired = pc.less_equal(rows.column(expiry.path).cast(pa.int64()), expiry.limit_us(second))
-    return rows.filter(pc.invert(pc.fill_null(expired, False)))
 
 
 def _embedding(segment: Segment, rows_R: np.ndarray, kind: pa.DataType) -> pa.Array:

@@ -9,13 +9,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.spec.spec import ExpirySpec
 from scannery.indexer.vectors.row_test import NO_NUMBERS
 
-__all__ = ["next_expiry", "unexpired"]
+__all__ = ["next_expiry", "unexpired", "unexpired_rows"]
 
 
 class _Times:
@@ -74,7 +75,22 @@ def unexpired(
 
 
 def next_expiry(segment: Segment, expiry: ExpirySpec, second: int) -> int | None:
-    """Return the second at which the next row of a segment expires, deleted or not; None: none does after `second`."""
+    """Return the second at which the next row of a segment expires, deleted or not; None: none does after `second`.
+
+    Args:
+        segment: with the rows.
+        expiry: which attribute has the times.
+        second: since 1970; 0: no time was looked at, so that the first row is the next one, also before 1970.
+
+    """
     times = _times_of(segment, expiry.path)
-    number = times.past(expiry.limit_us(second))
+    number = times.past(expiry.limit_us(second)) if second else 0
     return expiry.second_of(int(times.times_V[number])) if number < len(times.times_V) else None
+
+
+def unexpired_rows(rows: pa.Table, expiry: ExpirySpec | None, second: int) -> pa.Table:
+    """Return the rows of a table, which has the column of the times, that have not expired at a second since 1970."""
+    if expiry is None:
+        return rows
+    expired = pc.less_equal(rows.column(expiry.path).cast(pa.int64()), expiry.limit_us(second))
+    return rows.filter(pc.invert(pc.fill_null(expired, False)))

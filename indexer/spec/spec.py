@@ -181,9 +181,16 @@ class ScannSpec(SpecModel):
     """Candidates that are rescored with exact vectors, for ten hits; default: chosen by tuning, 20 to 640."""
 
 
+MAX_AFTER_S = 10_000 * 366 * 86_400
+"""Times have the years 1 to 9999; sums of microseconds fit in 64 bits."""
+
+
 def _length_of_time(text: str) -> str:
-    if length_s(text) is None:
+    seconds = length_s(text)
+    if seconds is None:
         raise ValueError(f"must be a length of time like `30d` or `12h` (s, m, h, d, w, y), got {text!r:.80}")
+    if seconds > MAX_AFTER_S:
+        raise ValueError(f"must be at most {MAX_AFTER_S / 86400:.0f}d, got {text!r:.80}")
     return text
 
 

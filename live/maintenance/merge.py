@@ -38,10 +38,11 @@ from scannery.indexer import (
     with_deleted,
 )
 from scannery.indexer.local.files import scratch_folder
+from scannery.indexer.segment.expired_rows import unexpired_rows
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.maintenance.merge_policy import due, full_tiers, largest_tried
-from scannery.live.row_tables import live_rows, stored_schema, unexpired_rows
+from scannery.live.row_tables import live_rows, stored_schema
 from scannery.runtime.times import WALL_SECONDS
 
 __all__ = ["MergeReport", "merge"]
@@ -189,7 +190,7 @@ def _build_merged(
         for segment, mask_N in zip(segments, masks, strict=True)
     ]
     table = live_rows(zip(segments, alive, strict=True), stored_schema(manifest))
-    table = unexpired_rows(table, manifest, second)
+    table = unexpired_rows(table, manifest.spec.live.expire, second)
     if not table.num_rows:
         return None
     return build_segment(

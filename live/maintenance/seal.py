@@ -42,6 +42,7 @@ from scannery.indexer import (
     store_segment,
 )
 from scannery.indexer.local.files import scratch_folder
+from scannery.indexer.segment.expired_rows import unexpired_rows
 from scannery.indexer.versions.leases import WorkLease, read_leases, working
 from scannery.indexer.versions.versions import hold_current, list_versions
 from scannery.live.log.homes import checked_log, log_home
@@ -49,7 +50,7 @@ from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError, LogHome, MutationLog
 from scannery.live.maintenance.merge_policy import largest_tried, seal_effort
 from scannery.live.memtable import UnsealedChange, change_of
-from scannery.live.row_tables import stored_schema, unexpired_rows
+from scannery.live.row_tables import stored_schema
 from scannery.runtime.times import WALL_SECONDS
 
 __all__ = ["dead_rows", "seal", "shorten_log"]
@@ -310,7 +311,7 @@ def _build_segments(
     second: int,
 ) -> list[SegmentEntry]:
     """Build a segment from the new rows of each shard, or two if only some have vectors, and store them."""
-    table = unexpired_rows(conformed(change.rows, stored_schema(manifest)), manifest, second)
+    table = unexpired_rows(conformed(change.rows, stored_schema(manifest)), manifest.spec.live.expire, second)
     if not table.num_rows:
         return []
     effort = seal_effort(manifest, table.num_rows, filling=filling)

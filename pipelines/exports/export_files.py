@@ -33,6 +33,8 @@ from scannery.indexer.datapoints.named_vectors import (
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SPARSE_COLUMNS, VALUES_COLUMN
 from scannery.indexer.local.files import scratch_folder
+from scannery.indexer.segment.expired_rows import unexpired_rows
+from scannery.indexer.spec.spec import ExpirySpec
 
 __all__ = [
     "FORMATS",
@@ -262,12 +264,16 @@ class LiveRows:
     schema: pa.Schema
     components: int
     """Components of all vectors of a row."""
+    expiry: ExpirySpec | None
+    second: int
+    """Second since 1970, by which rows have expired."""
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the new rows in parts."""
         size = _batch_rows(self.components)
         for start in range(0, self.change.rows.num_rows, size):
-            yield conformed(self.change.rows.slice(start, size), self.schema)
+            table = conformed(self.change.rows.slice(start, size), self.schema)
+            yield unexpired_rows(table, self.expiry, self.second)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,6 +287,9 @@ class SegmentRows:
     change: LiveChange | None
     components: int
     """Components of all vectors of a row."""
+    expiry: ExpirySpec | None
+    second: int
+    """Second since 1970, by which rows have expired."""
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the live rows in parts; CorruptError, before the first, if the segment does not match the manifest."""
@@ -296,7 +305,7 @@ class SegmentRows:
                 table = conformed(table, self.schema)
                 if mask_N is not None:
                     table = table.filter(pa.array(mask_N[first:rows]))
-                yield self._without_dead(table)
+                yield unexpired_rows(self._without_dead(table), self.expiry, self.second)
         if rows != entry.rows:
             raise CorruptError(f"{key} has {rows} rows, the manifest says {entry.rows}")
 

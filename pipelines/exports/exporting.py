@@ -45,6 +45,7 @@ from scannery.pipelines.exports.export_files import (
     format_of_name,
     open_writer,
 )
+from scannery.runtime.times import WALL_SECONDS
 
 __all__ = ["ExportReport", "ExportedFile", "export"]
 
@@ -132,7 +133,7 @@ def export(
     progress: RowsCallback | None = None,
     live: LiveCallback | None = None,
 ) -> ExportReport:
-    """Write all datapoints of a version to files. Each file appears complete or not at all.
+    """Write all datapoints of a version that have not expired to files. Each file appears complete or not at all.
 
     Args:
         index: name of the index.
@@ -161,13 +162,13 @@ def export(
     change = None if live is None or version is not None else live(store, manifest)
     progress_file = _WrittenFile(progress, manifest.rows + (change.rows.num_rows if change else 0))
     schema, components = _schema(manifest, vectors=vectors), _components(manifest, vectors=vectors)
-    parts = [
-        SegmentRows(store, manifest.index, entry, schema, change, components) for entry in manifest.segments
-    ]
+    expiry, second = manifest.spec.live.expire, WALL_SECONDS()
     tables: list[ExportRows] = [
-        *parts,
-        *([LiveRows(change, schema, components)] if change and change.rows.num_rows else []),
+        SegmentRows(store, manifest.index, entry, schema, change, components, expiry, second)
+        for entry in manifest.segments
     ]
+    if change and change.rows.num_rows:
+        tables.append(LiveRows(change, schema, components, expiry, second))
     files = [
         _write_file(target, name, rows_of_file, schema, progress_file)
         for name, rows_of_file in target.files(tables)

@@ -20,7 +20,8 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
-    "NO_HASH", "CallFacts", "CallRecord", "Event", "Line", "Record", "hash_of", "lines_of", "parsed_line",
+    "NO_HASH", "CallFacts", "CallRecord", "Event", "Line", "Record", "call_facts", "hash_of", "lines_of",
+    "parsed_line",
 ]  # fmt: skip
 
 NO_HASH = "0" * 64
@@ -28,7 +29,7 @@ NO_HASH = "0" * 64
 MAX_NAME = 200
 """Characters of a name in a record; of a longer one, the first ones."""
 _LINE = re.compile(
-    rb'(?P<content>\{"chain":[0-9]+,"n":(?P<n>[0-9]+),"time":"(?P<time>[0-9T:.Z-]+)",.*),"hash":"(?P<hash>[0-9a-f]{64})"\}'
+    rb'(?P<content>\{"chain":(?P<chain>[0-9]{1,4}),"n":(?P<n>[0-9]+),"time":"(?P<time>[0-9T:.Z-]+)",.*),"hash":"(?P<hash>[0-9a-f]{64})"\}'
 )
 
 
@@ -56,6 +57,7 @@ Record: TypeAlias = CallRecord | Event
 class Line(NamedTuple):
     """A line, as it was read."""
 
+    chain: int
     n: int
     """Number of the record in its chain."""
     hash: str
@@ -75,6 +77,19 @@ class Line(NamedTuple):
         except ValueError:
             return {}
         return record if isinstance(record, dict) else {}
+
+
+def call_facts(
+    wire: str, principal: str, address: str, path: str, alias: str, index: str, outcome: str
+) -> CallFacts:
+    """Return the facts of a call, with names of bounded length: records wait in memory, and facts are cached."""
+    return (
+        wire, _bounded(principal), _bounded(address), _bounded(path), _bounded(alias), _bounded(index), outcome
+    )  # fmt: skip
+
+
+def _bounded(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…"
 
 
 def hash_of(previous: str, content: bytes) -> str:
@@ -123,7 +138,11 @@ def parsed_line(line: bytes) -> Line | None:
     if match is None:
         return None
     return Line(
-        int(match["n"]), match["hash"].decode("ascii"), match["time"].decode("ascii"), match["content"]
+        int(match["chain"]),
+        int(match["n"]),
+        match["hash"].decode("ascii"),
+        match["time"].decode("ascii"),
+        match["content"],
     )
 
 
@@ -134,16 +153,12 @@ def _facts(server: str, facts: CallFacts) -> str:
     named = {
         "server": server,
         "wire": wire,
-        "principal": _bounded(principal),
-        "address": _bounded(address),
-        "method": _bounded(path.removeprefix("/")),
-        "index": _bounded(index),
+        "principal": principal,
+        "address": address,
+        "method": path.removeprefix("/"),
+        "index": index,
     }
     if alias and alias != index:
-        named["alias"] = _bounded(alias)
+        named["alias"] = alias
     named["outcome"] = outcome
     return f",{json.dumps(named, separators=(',', ':'))[1:-1]}"
-
-
-def _bounded(name: str) -> str:
-    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…"

@@ -22,7 +22,7 @@ from itertools import count
 from scannery.runtime.errors import AuditError
 from scannery.runtime.retry import Backoff
 from scannery.serving.audit.chain import Chain
-from scannery.serving.audit.records import CallRecord, Event, Record
+from scannery.serving.audit.records import CallRecord, Event, Record, call_facts
 from scannery.serving.config import AuditConfig
 from scannery.serving.telemetry.calls import Call
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -135,7 +135,7 @@ class AuditTrail:
     def _record(self, call: Call, outcome: str, seconds: float) -> CallRecord:
         principal = call.principal
         name = "" if principal is None else principal.name
-        facts = call.wire, name, call.address, call.path, call.alias, call.index, outcome
+        facts = call_facts(call.wire, name, call.address, call.path, call.alias, call.index, outcome)
         return self._clock_ns(), facts, call.stats.counts, seconds, call.number
 
     def _put(self, record: CallRecord) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,13 @@ def verified(folder: Path, anchors: Sequence[Anchor] = (), *, archived: bool = F
     """
     chains = _chains(folder)
     reports = []
-    for chain in sorted(chains.keys() | {anchor.chain for anchor in anchors}):
+    # A process takes the first chain that no other one writes: there is none behind a chain that never was.
+    for chain in sorted({*range(max(chains, default=-1) + 1)} | {anchor.chain for anchor in anchors}):
         expected = {anchor.n: anchor.hash for anchor in anchors if anchor.chain == chain}
         walk = _Walk(ChainReport(chain), expected, archived=archived)
         for file in chains.get(chain, ()):
             walk.file(file)
-        walk.end(folder)
+        walk.end(folder, is_missing=chain not in chains)
         reports.append(walk.report)
     return reports
 
@@ -127,11 +129,19 @@ class _Walk:
         report, event = self.report, line.event
         if begins and event.get("event") != "opened":
             self._problem(f"{where}: the file does not begin with its first record")
+        if line.chain != report.chain:
+            self._problem(f"{where}: it is a record of chain {line.chain}")
+        if report.first and event.get("reason") == "start" and self._event != "closed":
+            report.notes.append(f"{where}: the server before was killed, or its last records were removed")
         if begins and not report.first:
             report.hash, report.last = str(event.get("previous")), line.n - 1
             if not self._archived and (report.hash, report.last) != (NO_HASH, 0):
                 self._problem(f"{where}: {_range('record', 1, report.last)} missing before it")
-        self._check_torn(event)
+        try:
+            self._check_torn(event)
+            report.lost += int(event.get("calls", 0)) if event.get("event") == "lost" else 0
+        except (TypeError, ValueError):
+            self._problem(f"{where}: no server writes such a record")
         if line.n > report.last + 1:
             self._problem(f"{where}: {_range('record', report.last + 1, line.n - 1)} missing before it")
         elif line.n <= report.last:
@@ -141,8 +151,6 @@ class _Walk:
         if line.n in self._expected and self._expected.pop(line.n) != line.hash:
             self._problem(f"{where}: record {line.n} is another one than at the time of the anchor")
         self._event = str(event.get("event", ""))
-        if self._event == "lost":
-            report.lost += int(event.get("calls", 0))
         report.first, report.since = report.first or line.n, report.since or line.time
         report.last, report.hash, report.until = line.n, line.hash, line.time
 
@@ -158,9 +166,11 @@ class _Walk:
                 self._problem(f"file {number}: {size} bytes behind its last record are no record")
         self._torn.clear()
 
-    def end(self, folder: Path) -> None:
+    def end(self, folder: Path, *, is_missing: bool) -> None:
         """Say how the chain ends."""
         report = self.report
+        if is_missing:
+            self._problem("all of its files are missing")
         report.state = "closed" if self._event == "closed" else "open"
         if is_locked(folder, report.chain):
             report.state = "written"
@@ -192,7 +202,8 @@ def _records(files: Sequence[ChainFile]) -> Iterator[Mapping[str, Any]]:
             for text in lines:
                 line = parsed_line(text.rstrip(b"\n"))
                 if line is not None:
-                    yield json.loads(text)
+                    with suppress(ValueError):
+                        yield json.loads(text)
 
 
 def _range(noun: str, first: int, last: int) -> str:

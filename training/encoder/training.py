@@ -21,6 +21,7 @@ from scannery.indexer.reader import open_manifest
 from scannery.indexer.spec.model_reference import stored_reference
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.errors import CollectionError
+from scannery.runtime.times import WALL_SECONDS
 from scannery.training.encoder.models import FOLDS, TrainedEncoders
 from scannery.training.encoder.sample import sampled
 from scannery.training.gate.decision import difference_of
@@ -64,7 +65,7 @@ def train_encoder(
     index, manifest = client.index(name), read_manifest(store, name)
     registry = ModelRegistry(store)
     base = _base_of(manifest, registry)
-    corpus = read_corpus(open_manifest(store, manifest))
+    corpus = read_corpus(open_manifest(store, manifest).at(WALL_SECONDS()))
     judged = judged_queries(index, spec.evaluate, folder)
     guards = {
         each.name: judged_queries(index, each, folder, fitted=judged.questions)

@@ -18,6 +18,7 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.reader import open_manifest
 from scannery.indexer.spec.spec import Distance, EncoderSpec
 from scannery.pipelines.errors import CollectionError
+from scannery.runtime.times import WALL_SECONDS
 from scannery.training.exports import torch_device, trainable
 from scannery.training.judged import Judged, Progress
 from scannery.training.query_side.fitting import QuerySteps, TrainingQuery
@@ -60,7 +61,12 @@ class TrainedModels:
     ) -> Iterator[TrainedModels]:
         """Give what is trained, while the files of the model that it begins with stay."""
         relevant = {key for keys in judged.relevant.values() for key in keys}
-        rows = read_rows(open_manifest(store, manifest), relevant, passages=judged.passages, seed=spec.seed)
+        rows = read_rows(
+            open_manifest(store, manifest).at(WALL_SECONDS()),
+            relevant,
+            passages=judged.passages,
+            seed=spec.seed,
+        )
         batch = min(spec.batch or BATCH, len(judged.texts))
         settings = {
             "steps": spec.steps or max(LEAST_STEPS, -(-EPOCHS * len(judged.texts) // batch)),

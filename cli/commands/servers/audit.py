@@ -106,12 +106,13 @@ def _text(record: Mapping[str, Any]) -> str:
     if "event" in record:
         facts = {name: value for name, value in record.items() if name not in _OF_EVERY_RECORD}
         return f"{record['time']}  {record['event']}  {json_text(facts)}"
+    outcome = json.dumps(record.get("outcome", ""))[1:-1]
     rows = "" if record.get("rows") is None else f"  {record['rows']} rows"
     named = [
         json.dumps(record.get(name, ""))[1:-1] or "-" for name in ("principal", "address", "method", "index")
     ]
     alias = f" ({json.dumps(record['alias'])[1:-1]})" if record.get("alias") else ""
-    return f"{record['time']}  {'  '.join(named)}{alias}  {record['outcome']}{rows}  {record['ms']} ms"
+    return f"{record['time']}  {'  '.join(named)}{alias}  {outcome}{rows}  {record.get('ms')} ms"
 
 
 _OF_EVERY_RECORD = ("chain", "n", "time", "event", "hash", "server")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import scannery
@@ -16,6 +18,8 @@ from scannery.indexer.spec.spec import ExpirySpec
 from scannery.live.log.homes import log_home
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
+from scannery.live.memtable import unsealed_change
+from scannery.pipelines import export
 from scannery.runtime.times import WallSeconds, length_s
 from tests.data import datapoints, publish
 from tests.live.expiry.notes import (
@@ -49,6 +53,8 @@ def test_a_spec_names_an_attribute_of_times(tmp_path: Path) -> None:
     after = ExpirySpec.model_validate({"from": "expires_at", "after": "30d"})
     assert after.second_of(5_000_001) == 6 + 30 * 86400
     for expire, error in (
+        ({"from": "expires_at", "after": "9" * 400 + "d"}, "must be at most 3660000d"),
+        ({"from": "expires_at", "after": "300000y"}, "must be at most 3660000d"),
         ("number", "must be an attribute of type timestamp, got int"),
         ("elsewhere", "got none of this name"),
         ({"from": "expires_at", "after": "a month"}, "must be a length of time like"),
@@ -291,3 +297,32 @@ def test_versions_tell_what_was_removed(tmp_path: Path, clock: Clock) -> None:
         2,
         1,
     ]
+
+
+@pytest.mark.parametrize("after", [None, "10y"])
+def test_times_before_1970_have_passed_in_a_process_that_starts(
+    tmp_path: Path, clock: Clock, after: str | None
+) -> None:
+    expire = {"from": "expires_at"} | ({} if after is None else {"after": after})
+    path = tmp_path / "store"
+    with opened(path, clock) as client:
+        index = client.create_index({**EXPIRING, "live": {"expire": expire}}, dimensions=4)
+        index.upsert([note(f"n{number}", number * 86_400 * 365 - START) for number in range(-60, -9)])
+        index.upsert([note("later", 100), note("never", None)])
+    for _ in range(2):
+        with opened(path, clock) as client:
+            for method, names in shown(client.index("notes"), ["n-60", "n-10", "later", "never"]).items():
+                assert names == {"later", "never"}, method
+        seal(Store.open(path), "notes", seconds=lambda: 0)  # nothing had expired by then
+
+
+def test_an_export_has_nothing_that_has_expired(tmp_path: Path) -> None:
+    path, now = tmp_path / "store", int(time.time())
+    with opened(path, Clock()) as client:
+        index = client.create_index(EXPIRING, dimensions=4)
+        index.upsert([note("past", now - 1 - START), note("later", now + 3600 - START), note("never", None)])
+        seal(Store.open(path), "notes", seconds=lambda: 0)
+        index.upsert([note("past too", now - 1 - START)])
+    export("notes", path, tmp_path / "notes.parquet", live=unsealed_change)
+    rows = pq.read_table(tmp_path / "notes.parquet")
+    assert sorted(rows.column("id").to_pylist()) == ["later", "never"]

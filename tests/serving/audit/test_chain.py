@@ -16,15 +16,24 @@ import pytest
 
 from scannery.runtime.errors import AuditError, ConfigError
 from scannery.serving.audit.chain import Chain
-from scannery.serving.audit.records import NO_HASH, CallRecord, Event, hash_of, lines_of, parsed_line
+from scannery.serving.audit.records import (
+    NO_HASH,
+    CallRecord,
+    Event,
+    call_facts,
+    hash_of,
+    lines_of,
+    parsed_line,
+)
 from scannery.serving.audit.verification import Anchor, ChainReport, audit_records, verified
 
 START_NS = 1_796_000_000_123_456_789
+KILLED = "audit.0.{:08d}.jsonl, line 1: the server before was killed, or its last records were removed"
 
 
 def call(number: int, index: str = "library", *, principal: str = "web/k1") -> CallRecord:
     """Return a record of a search."""
-    facts = ("http", principal, "10.0.0.7", "/scannery.v1.SearchService/Search", "", index, "OK")
+    facts = call_facts("http", principal, "10.0.0.7", "/scannery.v1.SearchService/Search", "", index, "OK")
     return START_NS + number * 1_000_000, facts, (10,), 0.0008, 0
 
 
@@ -107,6 +116,7 @@ def test_a_chain_goes_on_over_files_days_and_processes(tmp_path: Path) -> None:
     clock.now_ns += 86_400 * 10**9
     chain.append([call(20)], sync=True)
     assert len(files_of(tmp_path)) == by_size + 1
+    chain.append([Event(START_NS, "closed", {})], sync=True)
     chain.close()
     write(tmp_path, 3, first=21)
     report = report_of(tmp_path)
@@ -199,6 +209,42 @@ def test_a_missing_file_is_proven_and_first_ones_may_be_archived(tmp_path: Path)
     assert report_of(tmp_path, archived=True).problems == []
 
 
+def test_a_chain_that_is_missing_or_another_one_is_proven(tmp_path: Path) -> None:
+    chains = [opened(tmp_path) for _ in range(3)]
+    for chain in chains:
+        chain.close()
+    assert [report.problems for report in verified(tmp_path)] == [[], [], []]
+    _, second, third = files_of(tmp_path)
+    data = second.read_bytes()
+    second.unlink()
+    assert [report.problems for report in verified(tmp_path, archived=True)] == [
+        [], ["all of its files are missing"], []
+    ]  # fmt: skip
+    third.rename(second)
+    assert [report.problems for report in verified(tmp_path)] == [
+        [], ["audit.1.00000001.jsonl, line 1: it is a record of chain 2"]
+    ]  # fmt: skip
+    second.write_bytes(data)
+    assert [report.problems for report in verified(tmp_path)] == [[], []], "no file tells of the last chain"
+
+
+def test_an_end_that_was_removed_is_noted_when_the_chain_goes_on(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    edited(tmp_path, EDITS["a removed end"])
+    write(tmp_path, 3)
+    write(tmp_path, 3)
+    report = report_of(tmp_path)
+    assert (report.problems, report.notes, report.state) == ([], [KILLED.format(2)], "closed")
+
+
+@pytest.mark.parametrize("facts", [{"torn": 5}, {"torn": [[1]]}, {"calls": "x"}, {"calls": None}])
+def test_facts_that_no_server_writes_are_a_problem(tmp_path: Path, facts: dict[str, Any]) -> None:
+    chain = opened(tmp_path)
+    chain.append([Event(START_NS, "lost", facts)], sync=False)
+    chain.close()
+    assert report_of(tmp_path).problems == ["audit.0.00000001.jsonl, line 2: no server writes such a record"]
+
+
 def test_an_anchor_proves_that_no_end_was_removed(tmp_path: Path) -> None:
     write(tmp_path, 6)
     report = report_of(tmp_path)
@@ -236,7 +282,8 @@ def test_what_a_crash_leaves_is_told_and_stops_nothing(tmp_path: Path) -> None:
         torn = (
             [f"file 1: a crash or a failed write left {cut - whole} bytes of a record"] if whole < cut else []
         )
-        assert (report.problems, report.notes, report.state) == ([], torn, "closed")
+        killed = [KILLED.format(2)] if whole else []
+        assert (report.problems, report.notes, report.state) == ([], [*killed, *torn], "closed")
         if torn:
             (folder / path.name).write_bytes(data[: cut - 1] if cut - 1 > whole else data[: cut + 1])
             assert report_of(folder).problems or cut == len(data) - 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scannery.cli.main import main
-from scannery.serving.audit.records import Event
+from scannery.serving.audit.records import Event, hash_of
 from tests.serving.audit.test_chain import START_NS, call, edited, files_of, opened
 
 
@@ -48,7 +48,8 @@ def test_verify_says_what_there_is_and_what_was_changed(
         "NOT WHOLE: audit.0.00000001.jsonl, line 3: record 3 is missing before it" in capsys.readouterr().out
     )
     files_of(log)[0].unlink()
-    assert main(["audit", "verify", str(log), "--json"]) == 0
+    assert main(["audit", "verify", str(log)]) == 1
+    assert "NOT WHOLE: all of its files are missing" in capsys.readouterr().out
     assert main(["audit", "verify", str(log), "--anchor", str(log / "audit.0.lock")]) == 2
     assert main(["audit", "verify", str(tmp_path / "nowhere")]) == 2
     (tmp_path / "empty").mkdir()
@@ -72,3 +73,8 @@ def test_show_prints_records_by_time_and_as_they_are_asked_for(
     assert len(shown("--index", "library", "--outcome", "OK", "--since", "2026-11-30")) == 3
     assert shown("--index", "library", "--since", "2026-12-01") == []
     assert main(["audit", "show", str(log), "--since", "soon"]) == 2
+    with files_of(log)[0].open("ab") as file:  # what a server does not write stops nothing
+        for facts in (b'"a":', b'"b":1'):
+            content = b'{"chain":0,"n":6,"time":"2026-11-30T00:53:20.123Z",' + facts
+            file.write(content + b',"hash":"' + hash_of("", content).encode() + b'"}\n')
+    assert len(shown()) == 2 + 6 + 1 + 1

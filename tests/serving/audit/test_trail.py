@@ -133,6 +133,18 @@ def test_what_does_not_fit_is_counted(log: Path, lenient: bool, monkeypatch: pyt
     assert made._metrics.audit_lost.dump()[""] == report.lost
 
 
+def test_long_names_of_callers_are_not_kept_in_memory(log: Path) -> None:
+    with trail(log) as made, away(log):
+        for number in range(4):
+            made.ended(
+                Call(SEARCH, "http", anonymous_at("10.0.0.7"), index=f"{number}{'x' * 10**6}"), "OK", 0.001
+            )
+            if not number:
+                eventually(lambda: made._problem)
+        assert all(len(name) <= 201 for _, facts, *_ in made._waiting for name in facts)
+        assert len(made._waiting) == 3
+
+
 def test_a_change_is_on_disk_before_it_begins_and_when_it_has_ended(log: Path) -> None:
     with trail(log) as made:
         call = search()
@@ -436,7 +448,7 @@ def test_acknowledged_writes_have_records_after_a_kill(store: Path, log: Path) -
         process.kill()
     reports = verified(log)
     assert [(report.problems, report.state, len(report.notes)) for report in reports] == [
-        ([], "closed", 1)
+        ([], "closed", 3)  # both kills, and the torn line
     ] * 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in log.iterdir()} == {0o600}
 
