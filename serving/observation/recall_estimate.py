@@ -26,6 +26,7 @@ from scannery.serving.observation.query_sample import IndexSample, LabelledQuery
 from scannery.serving.recall.controller import IndexControl, RecallController, trying
 from scannery.serving.request.query import vector_components
 from scannery.serving.scheduling.spare_time import SpareTime
+from scannery.serving.security.access import Access
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -259,14 +260,16 @@ def _as_caller(sampled: SampledQuery) -> Iterator[None]:
         CURRENT.reset(token)
 
 
-def _searched_alike(sampled: SampledQuery) -> tuple[bytes, Principal | None]:
+def _searched_alike(sampled: SampledQuery) -> tuple[bytes, Principal | None, Access | None]:
     """Return what queries have in common whose true hits are found together.
 
-    A text, of a group too, is encoded for its caller alone: other callers must not find its vector in the cache.
+    A text, of a group too, is encoded for its caller alone: other callers must not find its vector in the cache. And
+    the true hits are among the rows that the caller sees.
     """
-    query = sampled.request.query
+    query, caller = sampled.request.query, sampled.principal
     by_text = any(each.WhichOneof("kind") == "text" for each in (query, *query.group.queries))
-    return sampled.request.options.SerializeToString(), sampled.principal if by_text else None
+    access = None if caller is None else caller.access_to(sampled.request.index)
+    return sampled.request.options.SerializeToString(), caller if by_text else None, access
 
 
 def _exact_options(options: search_pb2.SearchOptions) -> search_pb2.SearchOptions:

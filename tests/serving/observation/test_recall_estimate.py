@@ -18,6 +18,7 @@ from scannery.serving.observation import query_sample, recall_estimate
 from scannery.serving.observation.query_observer import QueryObserver
 from scannery.serving.observation.recall_estimate import RecallEstimate
 from scannery.serving.scheduling.spare_time import SpareTime
+from scannery.serving.security.access import parse_access
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2
@@ -174,6 +175,25 @@ def test_a_text_is_repeated_for_its_caller_alone(kind: str) -> None:
     assert exact == (callers if by_text else callers[:1])
     assert not observing.samples["i"].waiting
     assert [caller for caller in answers.callers if caller not in callers] == []
+
+
+def test_the_true_hits_of_a_caller_are_among_the_rows_that_it_sees() -> None:
+    answers, observing = Answers([2, 1], [2, 1]), observer(0.0, 0.0, 0.0, share=1.0)
+    callers = [
+        Principal(
+            name, frozenset({"read"}), access=parse_access([{"index": "*", "where": {"tenant": tenant}}])
+        )
+        for name, tenant in (("one", "acme"), ("two", "acme"), ("three", "beta"))
+    ]
+    for caller in callers:
+        token = CURRENT.set(caller)
+        observing.observe("i", 1, lambda: search("i", VECTORS[0], 2).request)
+        CURRENT.reset(token)
+    for _ in range(2):
+        answers.repeat(observing, ServerMetrics(), "cosine")
+    pairs = zip(answers.callers, answers.options, strict=True)
+    assert [caller for caller, options in pairs if options.exact] == [callers[0], callers[2]]
+    assert not observing.samples["i"].waiting
 
 
 def test_a_large_filter_is_not_copied_for_each_query_of_a_batch() -> None:
