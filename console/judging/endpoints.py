@@ -1,7 +1,7 @@
 """The calls of the page about judgement sets: `POST /judgements/NAME` with JSON.
 
-Whoever may read an index on the target may judge it: each call first asks the target for the index, with the key of
-its session.
+Whoever may read all of an index on the target may judge it: each call first asks the target for the index and the
+caller, with the key of its session. Sets name documents and questions of others, so whoever sees a part has none.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from scannery.client.errors import InvalidArgumentError, ScanneryError
+from scannery.client.errors import InvalidArgumentError, PermissionDeniedError, ScanneryError
 from scannery.client.request.calls import GET_INDEX
-from scannery.client.request.server_calls import WHO_AM_I
 from scannery.client.transport.base import AsyncTransport
+from scannery.console.gateway.callers import caller_of, sees_all_of
 from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, json_answer
 from scannery.console.gateway.messages import error_answer
 from scannery.console.judgement_sets import JudgementSets
@@ -73,6 +73,10 @@ class Judging:
                 fields = _Fields(await _body(request))
                 message = GET_INDEX.request(index=fields.text("index"))
                 answer = await self._transport.call(GET_INDEX, message, DEFAULT_TIMEOUT_S)
+                if not sees_all_of(await caller_of(self._transport), answer.index.name):
+                    raise PermissionDeniedError(
+                        "judgements are about all of an index, and this key opens a part of it"
+                    )
                 # An alias has no sets of its own.
                 return _json(await call(answer.index.name, fields))
             except (ScanneryError, CodedError) as error:
@@ -136,12 +140,7 @@ class Judging:
 
     async def _caller(self) -> str:
         """Return the name of the caller's credentials; empty: the target asks for none, or does not say."""
-        try:
-            caller = await self._transport.call(WHO_AM_I, WHO_AM_I.request(), DEFAULT_TIMEOUT_S)
-        except ScanneryError as error:
-            if error.code == "UNIMPLEMENTED":
-                return ""
-            raise
+        caller = await caller_of(self._transport)
         return caller.name if caller.asks_for_credentials else ""
 
 

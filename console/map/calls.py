@@ -14,6 +14,7 @@ from starlette.routing import Route
 from scannery.client.aio import AsyncClient
 from scannery.client.request.maps import PROJECT
 from scannery.client.transport.base import AsyncTransport
+from scannery.console.gateway.callers import caller_of
 from scannery.console.gateway.calls import DEFAULT_TIMEOUT_S, json_answer, json_body, translated
 from scannery.console.gateway.messages import decoded, error_answer
 from scannery.console.map.maps import MAX_POINTS, PlacedMap, PlacedMaps
@@ -33,6 +34,7 @@ class MapCalls:
     """
 
     def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
         self._client = AsyncClient(transport, timeout_s=DEFAULT_TIMEOUT_S)
         self.maps = PlacedMaps(transport)
 
@@ -62,6 +64,7 @@ class MapCalls:
             distance = names[wish.vector].distance if wish.vector in names else info.distance
             key = (
                 caller_secret(),
+                (await caller_of(self._transport)).access_json,  # which changes with its groups
                 str(info.version),
                 str(info.sequence),
                 wish.vector,

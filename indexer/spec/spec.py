@@ -454,6 +454,8 @@ class IndexSpec(SpecModel):
     def readable(self, fields: frozenset[str]) -> IndexSpec:
         """Return the spec as it is for a caller who may read some fields alone: it has no other attributes.
 
+        Of those that are not declared, `readable_dynamic` tells which there are.
+
         It has no words either where texts may not be read, unless `words` is one of the fields: which words a text has
         tells the text.
         """
@@ -463,7 +465,6 @@ class IndexSpec(SpecModel):
                 "attribute_specs": {
                     name: attribute for name, attribute in self.attribute_specs.items() if name in fields
                 },
-                "dynamic": False,
                 "live": self.live.model_copy(update={"expire": None}),
                 "lexical": self.lexical if fields & {"text", "words"} else None,
             }
@@ -474,6 +475,14 @@ class IndexSpec(SpecModel):
     def may_read(self, field: str) -> bool:
         """Return whether a caller may read a field of datapoints that is no attribute."""
         return self._readable_fields is None or field in self._readable_fields
+
+    @property
+    def readable_dynamic(self) -> frozenset[str] | None:
+        """The only undeclared attributes that a caller may read, by name; None: all."""
+        if self._readable_fields is None:
+            return None
+        # The latter two open something else.
+        return self._readable_fields - self.attributes.keys() - {"vector", "words"}
 
     @property
     def embeds(self) -> bool:

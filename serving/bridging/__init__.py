@@ -20,11 +20,20 @@ from scannery.serving.bridging.host import Host, Inside
 from scannery.serving.request.phrases import without_quotes
 from scannery.serving.request.query import check_count, check_text
 from scannery.serving.scheduling.permits import waiting
-from scannery.serving.security.principal import CURRENT, Principal, Scope, current_principal
+from scannery.serving.security.principal import (
+    BRIDGED,
+    CURRENT,
+    Principal,
+    Scope,
+    check_method,
+    current_access,
+    current_principal,
+)
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.status import status_for_callers
 
 __all__ = [
+    "BRIDGED",
     "CURRENT",
     "Bridge",
     "Companion",
@@ -41,7 +50,9 @@ __all__ = [
     "Scope",
     "UnaryMethod",
     "check_count",
+    "check_method",
     "check_text",
+    "current_access",
     "current_principal",
     "limits",
     "status_for_callers",

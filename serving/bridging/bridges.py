@@ -14,6 +14,7 @@ from scannery.runtime.retry import Deadline
 from scannery.serving.bridging.api import Bridge, HttpApi
 from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.request.search_template import SearchTemplate
+from scannery.serving.security.principal import BRIDGED
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
@@ -108,7 +109,11 @@ class BridgedMethods(MethodRegistry):
     ) -> bytes:
         """As that of this server, for its own methods."""
         if isinstance(request, self._bridged):
-            return super().call_on_wire(path, request, deadline, stats)
+            token = BRIDGED.set(path)
+            try:
+                return super().call_on_wire(path, request, deadline, stats)
+            finally:
+                BRIDGED.reset(token)
         return self._service.call_on_wire(path, request, deadline, stats)
 
     def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:

@@ -98,18 +98,25 @@ FIXED_FIELDS: Mapping[str, AttributeType] = {"id": "string", "document_id": "str
 _PREFIX = f"{DYNAMIC_COLUMN}."
 
 
-def field_name(name: str, attributes: Mapping[str, AttributeType], *, dynamic: bool) -> str | None:
+_NO_NAME = "$"
+"""Name that no attribute can have."""
+
+
+def field_name(name: str, spec: IndexSpec) -> str | None:
     """Return the name by which `FilterCache.field` knows a field; None if the index has no such field.
 
     Args:
-        name: as the request gives it.
-        attributes: the declared attributes.
-        dynamic: whether the index takes others, too.
+        name: as the request gives it. Of an attribute that is not declared and that the caller may not read, no row
+            has a value: also a path into an object that it may read must be named itself, since it may be a name, too.
+        spec: of the index, as the caller sees it.
 
     """
-    if name in FIXED_FIELDS or name in attributes:
+    if name in FIXED_FIELDS or name in spec.attributes:
         return name
-    return f"{_PREFIX}{name}" if dynamic and not is_too_long(name) else None
+    if not spec.dynamic or is_too_long(name):
+        return None
+    opened = spec.readable_dynamic
+    return f"{_PREFIX}{name if opened is None or name in opened else _NO_NAME}"
 
 
 def is_too_long(name: str) -> bool:
@@ -492,7 +499,7 @@ def parse_filter(
 
     """
     fields = {**FIXED_FIELDS, **spec.attributes}
-    parser = _Parser(fields, spec.lexical, dynamic=spec.dynamic, limit_factor=2 if joined else 1)
+    parser = _Parser(fields, spec, limit_factor=2 if joined else 1)
     return parser.node(message, path, 1)
 
 
@@ -502,14 +509,12 @@ class _Parser:
     def __init__(
         self,
         fields: Mapping[str, AttributeType],
-        lexical: LexicalSpec | None,
+        spec: IndexSpec,
         *,
-        dynamic: bool,
         limit_factor: int,
     ) -> None:
         self._fields = fields
-        self._lexical = lexical
-        self._dynamic = dynamic
+        self._spec = spec
         self._limit_factor = limit_factor
         self._parts = 0
         self._conditions = 0
@@ -554,7 +559,7 @@ class _Parser:
         if message.operator == pb.OPERATOR_PHRASE:
             self._phrases += 1
             self._check(self._phrases, MAX_FILTER_CONDITIONS, path, "phrases")
-            return parse_phrase(message, self._lexical, here)
+            return parse_phrase(message, self._spec.lexical, here)
         self._conditions += 1
         self._values += len(message.values)
         self._check(self._conditions, MAX_FILTER_CONDITIONS, path, "conditions")
@@ -580,7 +585,7 @@ class _Parser:
 
     def _field(self, dotted: str, path: str) -> tuple[str, FieldKind]:
         """Return the name of a field, and its type."""
-        name = field_name(dotted, self._fields, dynamic=self._dynamic)
+        name = field_name(dotted, self._spec)
         if name is None or not dotted:
             raise InvalidRequestError.at(
                 f"{path}.{dotted:.80}", unknown_name(dotted, self._fields, "attribute")

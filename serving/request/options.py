@@ -430,8 +430,7 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
         raise PermissionDeniedError(
             "return_vector: these credentials do not open vectors", field="return_vector"
         )
-    fixed = [name for name in _FIELDS if name in _IDS or spec.may_read(name)]
-    names_of_fields = dict.fromkeys((*fixed, *spec.attributes))
+    names_of_fields = dict.fromkeys((*_FIELDS, *spec.attributes))
     undeclared = tuple(dict.fromkeys(name for name in names if name not in names_of_fields))
     for name in names:
         if name not in names_of_fields and not (
@@ -440,7 +439,11 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
             raise InvalidRequestError.at(
                 "fields", f"{name!r:.80}: {unknown_name(name, names_of_fields, 'field')}"
             )
-    selected = set(names) or set(names_of_fields)
+    # Any datapoint may lack a text, say; to a caller who may not read texts, all do.
+    selected = {name for name in names or names_of_fields if name in spec.attributes or spec.may_read(name)}
+    dynamic_names, opened = undeclared, spec.readable_dynamic
+    if opened is not None:
+        dynamic_names = tuple(sorted(opened.intersection(undeclared) if names else opened))
     return Fields(
         title="title" in selected,
         text="text" in selected,
@@ -448,14 +451,13 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
         offsets="offsets" in selected,
         attributes=tuple(name for name in spec.attributes if name in selected),
         vector=vector,
-        dynamic=spec.dynamic and (not names or bool(undeclared)),
-        dynamic_names=undeclared if spec.dynamic else (),
+        dynamic=spec.dynamic and (bool(dynamic_names) or (not names and opened is None)),
+        dynamic_names=dynamic_names if spec.dynamic else (),
     )
 
 
-_IDS = ("id", "document_id")
-# Responses always include these; naming them is allowed.
-_FIELDS = (*_IDS, "title", "text", "payload", "offsets")
+_FIELDS = ("id", "document_id", "title", "text", "payload", "offsets")
+"""Fields of every datapoint. Responses always include its ids; naming them is allowed."""
 
 
 def _rerank(message: pb.SearchOptions, manifest: Manifest) -> Rerank | None:

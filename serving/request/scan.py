@@ -176,7 +176,7 @@ def page_size_of(request: pb.ScanRequest) -> int:
 def _order(message: pb.OrderBy, spec: IndexSpec) -> RowOrder:
     name = message.field
     kinds = {**FIXED_FIELDS, **spec.attributes}
-    field = field_name(name, spec.attributes, dynamic=spec.dynamic) if name else None
+    field = field_name(name, spec) if name else None
     if field is None:
         raise InvalidRequestError.at("order_by", f"{name!r:.80}: {unknown_name(name, kinds, 'attribute')}")
     if (kind := kinds.get(name)) in _UNSORTED:

@@ -11,7 +11,7 @@ stands for the groups of the caller (groups.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -30,6 +30,7 @@ GROUPS = "$groups"
 MAX_ENTRIES = 100
 _KEYS = ("index", "where", "fields", "methods")
 _MAX_PATTERN = 200
+_IDS = ("id", "document_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,18 @@ class Access:
     def opens_method(self, name: str) -> bool:
         """Return whether it opens a method; who a caller is may always be asked."""
         return self.methods is None or name in self.methods or name == "WhoAmI"
+
+    def undeclared_values(self, declared: Container[str]) -> dict[str, str | int | float]:
+        """Return the values that all rows have of attributes that are not declared, by name; a bool is an int.
+
+        Without those whose name has a dot, which may lead into an object or be part of the name.
+        """
+        values = {
+            name: getattr(value, value.WhichOneof("kind") or "")
+            for name, value in self.values.items()
+            if name not in declared and name not in _IDS and "." not in name
+        }
+        return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
     def as_json(self) -> dict[str, Any]:
         """Return it as it is written."""

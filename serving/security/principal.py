@@ -17,6 +17,7 @@ from scannery.serving.security.limits import Limits
 __all__ = [
     "ALL_INDEXES",
     "ANONYMOUS",
+    "BRIDGED",
     "CURRENT",
     "SCOPES",
     "Needed",
@@ -159,6 +160,9 @@ CURRENT: ContextVar[Principal | None] = ContextVar("scannery_principal", default
 None: the engine is called inside this process.
 """
 
+BRIDGED: ContextVar[str] = ContextVar("scannery_bridged", default="")
+"""Path of the method of a bridge that the current request calls, which credentials name; empty: none of a bridge."""
+
 
 def current_principal() -> Principal:
     """Return the authenticated caller of the current request."""
@@ -188,10 +192,13 @@ def current_seen(index: str) -> Seen | None:
 
 
 def check_method(path: str, index: str, *, narrowed: bool) -> None:
-    """As `Principal.check_method`, for the caller of the current request; inside this process, all are open."""
+    """As `Principal.check_method`, for the caller of the current request; inside this process, all are open.
+
+    What a method of a bridge calls is open where that method is.
+    """
     principal = CURRENT.get()
     if principal is not None and principal.access:
-        principal.check_method(path, index, narrowed=narrowed)
+        principal.check_method(BRIDGED.get() or path, index, narrowed=narrowed)
 
 
 def check_visible(index: str) -> None:

@@ -60,7 +60,7 @@ def field_of(name: str, snapshot: Snapshot) -> str:
         )
     if not name:
         raise InvalidRequestError.at("attribute", "must not be empty")
-    field = field_name(name, spec.attributes, dynamic=spec.dynamic)
+    field = field_name(name, spec)
     if field is None:
         fields = {"document_id": "string", **spec.attributes}
         raise InvalidRequestError.at("attribute", f"{name!r:.80}: {unknown_name(name, fields, 'attribute')}")

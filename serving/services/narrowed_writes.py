@@ -5,6 +5,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,17 +15,18 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import AllowedRows, Manifest, MemorySegment, Segment
+from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, canonical_json
 from scannery.indexer.datapoints.named_vectors import is_vector_column, parts_by_vector
 from scannery.live.prepare import PartialUpdate, Upserts
 from scannery.live.writing.write_views import RowFilter
 from scannery.runtime.errors import PermissionDeniedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.request.filter import TEXT_FIELD, AllOf, Node
-from scannery.serving.security.access import Seen
+from scannery.serving.security.access import Access, Seen
 from scannery.serving.security.principal import current_access
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot, filter_of
-from scannery.v1.types_pb2 import Filter, FilterList, Value
+from scannery.v1.types_pb2 import Filter, FilterList
 
 __all__ = ["NarrowedWriter", "row_filter"]
 
@@ -38,8 +40,8 @@ class NarrowedWriter:
     """The filter of `seen`."""
     fields: frozenset[str]
     """Fields that the filter names."""
-    values: Mapping[str, Value]
-    """Values that all rows of the part have, by attribute."""
+    access: Access
+    """What opens the part: it tells the values that all of its rows have."""
 
     @classmethod
     def of_caller(cls, index: str) -> NarrowedWriter | None:
@@ -55,7 +57,7 @@ class NarrowedWriter:
         if access.seen.fields is not None:
             raise PermissionDeniedError("these credentials open some fields alone, and cannot write")
         where = access.seen.where
-        return cls(access.seen, where, frozenset(_fields(where)), access.values)
+        return cls(access.seen, where, frozenset(_fields(where)), access)
 
     def with_values(self, upserts: Upserts, manifest: Manifest) -> Upserts:
         """Return datapoints with the values that all rows of the part have, where they have none for the attribute.
@@ -67,12 +69,14 @@ class NarrowedWriter:
         for change in upserts.partial:
             self.check_change(change)
         rows = upserts.rows
-        for name, value in self.values.items():
+        for name, value in self.access.values.items():
             typed = _TYPED.get(manifest.spec.attributes.get(name, ""))
             if typed is not None and rows.column(name).null_count:
                 at = rows.schema.get_field_index(name)
                 filled = _filled(rows.column(name), typed(getattr(value, value.WhichOneof("kind") or "")))
                 rows = rows.set_column(at, rows.schema.field(at), filled)
+        if manifest.spec.dynamic and rows.num_rows:
+            rows = _with_dynamic(rows, self.access.undeclared_values(manifest.spec.attributes))
         return replace(upserts, rows=rows)
 
     def check_rows(self, rows: pa.Table, manifest: Manifest) -> None:
@@ -146,6 +150,15 @@ def _filled(column: pa.ChunkedArray, value: Any) -> pa.ChunkedArray:
     """Return the values of an attribute with one in place of those that are missing."""
     values = [value if each is None else each for each in column.to_pylist()]
     return pa.chunked_array([pa.array(values, column.type)])
+
+
+def _with_dynamic(rows: pa.Table, values: Mapping[str, Any]) -> pa.Table:
+    """Return rows with values of undeclared attributes, where they have none of the name."""
+    if not values:
+        return rows
+    at = rows.schema.get_field_index(DYNAMIC_COLUMN)
+    texts = [canonical_json({**values, **json.loads(text or "{}")}) for text in rows.column(at).to_pylist()]
+    return rows.set_column(at, rows.schema.field(at), pa.array(texts, rows.schema.field(at).type))
 
 
 def _fields(where: Filter) -> Iterator[str]:

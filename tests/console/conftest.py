@@ -47,7 +47,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     """A file of keys, and the keys by name."""
     file = KeyFile(tmp_path_factory.mktemp("keys") / "keys.json")
     scopes = {"reader": ["read"], "writer": ["read", "write"], "admin": ["read", "write", "admin"]}
-    return file.path, {name: file.create(name, scopes=each)[1] for name, each in scopes.items()}
+    keys = {name: file.create(name, scopes=each)[1] for name, each in scopes.items()}
+    part = {"index": "podcasts", "where": {"topic": "science"}}
+    for name, access in {"part": part, "fields": {**part, "fields": ["minutes", "words"]}}.items():
+        keys[name] = file.create(name, scopes=["read", "admin"], access=[access])[1]
+    return file.path, keys
 
 
 @pytest.fixture(scope="package")

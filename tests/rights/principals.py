@@ -55,7 +55,7 @@ def _year(point: Datapoint) -> int | None:
     return point.attributes["year"].int_value if "year" in point.attributes else None
 
 
-_FIELDS = ["title", "text", "tenant", "year", "show", "vector", "topic", "offsets", "payload"]
+_FIELDS = ["title", "text", "tenant", "year", "show", "note", "vector", "topic", "offsets", "payload"]
 GROUPS = "grouped"
 """Name of the caller whose rights are those of its groups."""
 

@@ -38,7 +38,7 @@ ATTRIBUTES = {
 _FIELDS = [*ATTRIBUTES, "document_id", "note", "none", "yaer"]
 
 
-def spec(index: str, *, attributes: Any = None, dynamic: bool = True) -> dict[str, Any]:
+def spec(index: str, *, attributes: Any = None) -> dict[str, Any]:
     """Return the spec of an index."""
     chosen = {name: kind for name, kind in ATTRIBUTES.items() if attributes is None or name in attributes}
     return {
@@ -49,7 +49,7 @@ def spec(index: str, *, attributes: Any = None, dynamic: bool = True) -> dict[st
         "lexical": {"scope": "document"},
         "named_vectors": {"topic": {"distance": "dot", "dimensions": TOPIC_DIMENSIONS}},
         "attributes": chosen,
-        "dynamic": dynamic,
+        "dynamic": True,
         "shards": 2,
     }
 

@@ -78,6 +78,59 @@ def test_a_part_by_words_takes_rows_that_have_them(talks: Talks) -> None:
     assert refused.message == "upserts: datapoint 'd51' does not pass the filter of these credentials"
 
 
+def test_values_of_attributes_that_are_not_declared_may_be_left_out(talks: Talks) -> None:
+    spec = {"index": "notes", "source": {"id": "id", "vector": "vector", "text": "text"}, "dynamic": True}
+    request = index_pb2.CreateIndexRequest(spec_json=json.dumps(spec), dimensions=4)
+    assert not isinstance(talks.ask(None, "CreateIndex", request), Refusal)
+    mine = talks.key(where={"owner": "me", "year": 5, "meta.of": {"$ne": "you"}, "public": True})
+    points = [row(number, text="a note", tenant=None) for number in range(2)]
+    points[1]["dynamic_json"] = '{"owner": "me", "kind": "k"}'
+    assert talks.upsert(mine, *points, index="notes").written == 2
+    answer = talks.ask(mine, "Get", search_pb2.GetRequest(index="notes", ids=["d0", "d1"]))
+    values = {"owner": "me", "public": True, "year": 5}
+    assert [json.loads(each.dynamic_json) for each in answer.datapoints] == [values, values | {"kind": "k"}]
+    points[0]["dynamic_json"] = '{"owner": "you"}'
+    assert talks.upsert(mine, points[0], index="notes").code == "PERMISSION_DENIED"
+
+
+def test_undeclared_attributes_are_among_the_fields_of_a_key(talks: Talks) -> None:
+    spec = {"index": "notes", "source": {"id": "id", "vector": "vector", "text": "text"}, "dynamic": True}
+    request = index_pb2.CreateIndexRequest(spec_json=json.dumps(spec), dimensions=4)
+    assert not isinstance(talks.ask(None, "CreateIndex", request), Refusal)
+    point = row(1, text="a note", tenant=None)
+    point["dynamic_json"] = '{"kind": "k", "meta": {"a": 1}, "secret": "s", "words": "w"}'
+    assert talks.upsert(None, point, index="notes").written == 1
+    fields = talks.key(fields=["kind", "meta.a", "words"])
+    for names in ([], ["kind", "secret", "text"]):
+        answer = talks.ask(
+            fields, "Get", search_pb2.GetRequest(index="notes", ids=["d1"], return_fields=names)
+        )
+        [found] = answer.datapoints
+        assert (found.dynamic_json, found.text) == ('{"kind":"k"}', "")
+    # An object may be filtered by, and is not returned: another name says both.
+    filters: tuple[Any, ...] = (
+        {"kind": "k", "meta.a": 1},
+        {"secret": "s"},
+        {"meta": {"$exists": True}},
+        {"words": "w"},
+        {"text": "x"},
+    )
+    counts = [
+        talks.ask(fields, "Count", search_pb2.CountRequest(index="notes", where=build_filter(where))).count
+        for where in filters
+    ]
+    assert counts == [1, 0, 0, 0, 0]
+    for name, distinct in (("kind", 1), ("secret", 0)):
+        facets = talks.ask(fields, "Facets", search_pb2.FacetsRequest(index="notes", attribute=name))
+        assert len(facets.facets) == distinct
+    # A name alone opens the attribute, and no path into it, since a dot may also be part of a name.
+    part = talks.key(fields=["meta"])
+    answer = talks.ask(part, "Get", search_pb2.GetRequest(index="notes", ids=["d1"]))
+    assert answer.datapoints[0].dynamic_json == '{"meta":{"a":1}}'
+    where = build_filter({"meta.a": 1})
+    assert talks.ask(part, "Count", search_pb2.CountRequest(index="notes", where=where)).count == 0
+
+
 @pytest.mark.parametrize("mode", ["MODE_LEXICAL", "MODE_HYBRID"])
 def test_texts_that_may_not_be_read_are_not_searched_by_words(talks: Talks, mode: str) -> None:
     titles = talks.key(where={"tenant": "t1"}, fields=["title", "tenant"])

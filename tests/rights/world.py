@@ -115,8 +115,7 @@ class World:
         self._foreign: dict[str, list[bytes]] = {}
         self._look()
         for caller in CALLERS:
-            twin = spec(twin_of(caller), attributes=caller.fields,
-                        dynamic=caller.fields is None)  # fmt: skip
+            twin = spec(twin_of(caller), attributes=caller.fields)
             created = twins.ask(
                 None,
                 "CreateIndex",
@@ -226,7 +225,10 @@ def _readable(point: Datapoint, caller: Caller) -> Datapoint:
     part.CopyFrom(point)
     for name in [name for name in part.attributes if name not in caller.fields]:
         del part.attributes[name]
+    values = json.loads(point.dynamic_json or "{}")
     part.ClearField("dynamic_json")
+    if kept := {name: value for name, value in values.items() if name in caller.fields}:
+        part.dynamic_json = json.dumps(kept)
     if "payload" not in caller.fields:
         part.ClearField("payload_json")
     return part

@@ -30,7 +30,7 @@ from scannery.bridges.vertex.shared.state import JsonDocument, Resources
 from scannery.indexer import IndexerError
 from scannery.runtime.errors import ClosedError, OverloadedError, ServingError, UnsupportedError
 from scannery.runtime.tasks import PeriodicTask
-from scannery.serving.bridging import CURRENT, status_for_callers, waiting
+from scannery.serving.bridging import BRIDGED, CURRENT, status_for_callers, waiting
 from scannery.vertex.v1 import operations_pb2 as pb
 
 __all__ = ["OPERATIONS_KEY", "OPERATIONS_PACKAGE", "OperationMethods", "Operations", "Progress"]
@@ -144,6 +144,7 @@ class Operations:
         # As the caller, and without the permit of the call, which ends before.
         context = contextvars.Context()
         context.run(CURRENT.set, CURRENT.get())
+        context.run(BRIDGED.set, BRIDGED.get())
         self._threads.submit(context.run, self._run, id, call, work)
         return _operation(record, id)
 

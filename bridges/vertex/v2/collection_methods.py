@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from scannery.bridges.vertex.shared.calls import Call, ForeignMethod, registered
 from scannery.bridges.vertex.shared.context import Facade
 from scannery.bridges.vertex.shared.names import check_kept, page_of, parse_parent
+from scannery.bridges.vertex.v2.callers import readable_description
 from scannery.bridges.vertex.v2.collections import (
     Births,
     Collection,
@@ -79,8 +80,10 @@ class CollectionMethods:
         service = "VectorSearchService"
         self.methods = (
             ForeignMethod(service, "CreateCollection", pb.CreateCollectionRequest, self.create, "admin"),
-            ForeignMethod(service, "GetCollection", pb.GetCollectionRequest, self.get, "read"),
-            ForeignMethod(service, "ListCollections", pb.ListCollectionsRequest, self.list, "read"),
+            ForeignMethod(service, "GetCollection", pb.GetCollectionRequest, self.get, "read", narrowed=True),
+            ForeignMethod(
+                service, "ListCollections", pb.ListCollectionsRequest, self.list, "read", narrowed=True
+            ),
             ForeignMethod(service, "UpdateCollection", pb.UpdateCollectionRequest, self.update, "admin"),
             ForeignMethod(service, "DeleteCollection", pb.DeleteCollectionRequest, self.delete, "admin"),
         )
@@ -103,13 +106,15 @@ class CollectionMethods:
         """Return a collection."""
         collection = self._collections.get(parsed_collection(request.name, "name"), "name")
         self._facade.engine.index_info(collection.index, call.deadline)
-        return collection.message
+        return readable_description(collection)
 
     def list(self, request: pb.ListCollectionsRequest, call: Call) -> pb.ListCollectionsResponse:
         """Return the collections of a location."""
         location = parse_parent(request.parent)
         check_list(request.filter, request.order_by)
-        collections = [(each.name.id, each.message) for each in self._collections.below(location)]
+        collections = [
+            (each.name.id, readable_description(each)) for each in self._collections.below(location)
+        ]
         page, token = page_of(
             collections, size=request.page_size, token=request.page_token, query_key=location
         )
@@ -369,8 +374,8 @@ class IndexMethods:
         service = "VectorSearchService"
         self.methods = (
             ForeignMethod(service, "CreateIndex", pb.CreateIndexRequest, self.create, "admin"),
-            ForeignMethod(service, "GetIndex", pb.GetIndexRequest, self.get, "read"),
-            ForeignMethod(service, "ListIndexes", pb.ListIndexesRequest, self.list, "read"),
+            ForeignMethod(service, "GetIndex", pb.GetIndexRequest, self.get, "read", narrowed=True),
+            ForeignMethod(service, "ListIndexes", pb.ListIndexesRequest, self.list, "read", narrowed=True),
             ForeignMethod(service, "UpdateIndex", pb.UpdateIndexRequest, self.update, "admin"),
             ForeignMethod(service, "DeleteIndex", pb.DeleteIndexRequest, self.delete, "admin"),
         )

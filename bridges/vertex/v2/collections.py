@@ -33,7 +33,7 @@ from scannery.bridges.vertex.v2.vector_schema import VectorSchema, parsed_schema
 from scannery.indexer import AlreadyExistsError, NotFoundError, latest_version, read_manifest
 from scannery.live.log.registry import registered
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.bridging import CURRENT
+from scannery.serving.bridging import CURRENT, check_method
 from scannery.v1 import index_pb2
 from scannery.vertex.v2 import collections_pb2 as pb
 
@@ -155,6 +155,7 @@ class Collections:
 
         Raises:
             UnknownResourceError: there is none that the caller can see.
+            PermissionDeniedError: the caller may not call this method for it.
 
         """
         resources = self._state.recent() if recent else self._state.read()
@@ -163,6 +164,7 @@ class Collections:
             return self.get(name, field)  # it may have been created just now
         if record is None or record["location"] != name.location or not is_visible(name.id):
             raise unknown_resource(name, field)
+        check_method("", name.id, narrowed=True)
         return self._loaded(name, record)
 
     def below(self, location: str) -> list[Collection]:

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from scannery.bridges.vertex.shared.calls import Call, ForeignMethod
 from scannery.bridges.vertex.shared.context import Facade
 from scannery.bridges.vertex.shared.names import MAX_PAGE, read_token, written_token
+from scannery.bridges.vertex.v2.callers import VECTORS, may_read
 from scannery.bridges.vertex.v2.collections import Collection, Collections
 from scannery.bridges.vertex.v2.data_objects.messages import Output, stored_object
 from scannery.bridges.vertex.v2.filters import parsed_filter
@@ -54,13 +55,27 @@ class SearchMethods:
         self._facade, self._collections, self._searcher = facade, collections, Searcher(facade)
         service = "DataObjectSearchService"
         self.methods = (
-            ForeignMethod(service, "SearchDataObjects", pb.SearchDataObjectsRequest, self.search, "read"),
             ForeignMethod(
-                service, "BatchSearchDataObjects", pb.BatchSearchDataObjectsRequest, self.search_batch, "read"
+                service, "SearchDataObjects", pb.SearchDataObjectsRequest, self.search, "read", narrowed=True
             ),
-            ForeignMethod(service, "QueryDataObjects", pb.QueryDataObjectsRequest, self.query, "read"),
             ForeignMethod(
-                service, "AggregateDataObjects", pb.AggregateDataObjectsRequest, self.aggregate, "read"
+                service,
+                "BatchSearchDataObjects",
+                pb.BatchSearchDataObjectsRequest,
+                self.search_batch,
+                "read",
+                narrowed=True,
+            ),
+            ForeignMethod(
+                service, "QueryDataObjects", pb.QueryDataObjectsRequest, self.query, "read", narrowed=True
+            ),
+            ForeignMethod(
+                service,
+                "AggregateDataObjects",
+                pb.AggregateDataObjectsRequest,
+                self.aggregate,
+                "read",
+                narrowed=True,
             ),
         )
 
@@ -124,7 +139,7 @@ class SearchMethods:
             index=collection.index,
             where=parsed_filter(request.filter, "filter"),
             return_fields=return_fields(output),
-            return_vector=output.needs_vectors,
+            return_vector=output.needs_vectors and may_read(collection, VECTORS),
             page_size=min(request.page_size or DEFAULT_PAGE, MAX_PAGE),
             page_token=request.page_token,
         )

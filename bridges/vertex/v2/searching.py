@@ -18,6 +18,7 @@ import numpy as np
 from scannery.bridges.vertex.shared.calls import Call
 from scannery.bridges.vertex.shared.context import Facade
 from scannery.bridges.vertex.shared.state import most_leaves
+from scannery.bridges.vertex.v2.callers import VECTORS, may_read
 from scannery.bridges.vertex.v2.collections import Collection
 from scannery.bridges.vertex.v2.data_objects.messages import (
     Output,
@@ -155,9 +156,9 @@ class Searcher:
             options.where.CopyFrom(search.where)
         if search.text:
             names = Output(frozenset({"*"}), output.vectors, output.metadata) if search.fields else output
-            _set_output(options, names)
+            _set_output(options, names, collection)
             return self._with_words(collection, search, request, call, skip=skip, limit=limit)
-        _set_output(options, output)
+        _set_output(options, output, collection)
         options.k, options.offset = limit, skip
         if search.vector_D is None:
             assert search.sparse is not None
@@ -316,9 +317,9 @@ def return_fields(output: Output) -> list[str]:
     return ["payload", *map(attribute_name, sorted(output.data))]
 
 
-def _set_output(options: search_pb2.SearchOptions, output: Output) -> None:
+def _set_output(options: search_pb2.SearchOptions, output: Output, collection: Collection) -> None:
     options.return_fields.extend(return_fields(output))
-    options.return_vector = output.needs_vectors
+    options.return_vector = output.needs_vectors and may_read(collection, VECTORS)
 
 
 def _scored(hit: search_pb2.Hit, collection: Collection, search: ParsedSearch) -> ScoredObject:

@@ -101,7 +101,7 @@ export function useSearchMarks(index, text) {
     const controller = new AbortController();
     post("/judgements/marks", { index, set, text }, { signal: controller.signal }).then(
       (answer) => setState(answer),
-      (error) => isOvertaken(error) || setState({ documents: {}, hidden: error.code === "not_found", error }),
+      (error) => isOvertaken(error) || setState({ documents: {}, hidden: ["not_found", "permission_denied"].includes(error.code), error }),
     );
     return () => controller.abort();
   }, [index, set, text, returns.value]);

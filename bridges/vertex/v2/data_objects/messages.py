@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -287,11 +288,27 @@ class Change(NamedTuple):
 
 
 def given_object(
-    message: pb.DataObject, collection: Collection, identifier: str, path: str, *, whole: bool = True
+    message: pb.DataObject,
+    collection: Collection,
+    identifier: str,
+    path: str,
+    *,
+    whole: bool = True,
+    values: Mapping[str, Any] = MappingProxyType({}),
 ) -> GivenObject:
-    """Return a data object of a request, checked; `whole`: its data must satisfy the schema."""
+    """Return a data object of a request, checked.
+
+    Args:
+        message: the data object.
+        collection: that it is for.
+        identifier: of the data object.
+        path: front of its fields in errors.
+        whole: whether its data must satisfy the schema.
+        values: of fields of the data, where it has none of its own.
+
+    """
     checked_id(identifier, f"{path}data_object_id", strict=False)
-    data = struct_of(message.data, f"{path}data_object.data")
+    data = {**values, **struct_of(message.data, f"{path}data_object.data")}
     if whole:
         check_data(collection, data, f"{path}data_object.data")
     dense, sparse = parsed_vectors(message.vectors, collection.schema, f"{path}data_object.vectors")

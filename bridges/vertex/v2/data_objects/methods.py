@@ -28,30 +28,39 @@ class ObjectMethods:
         self._collections, self._objects = collections, Objects(facade)
         service = "DataObjectService"
         self.methods = (
-            ForeignMethod(service, "CreateDataObject", pb.CreateDataObjectRequest, self.create, "write"),
+            ForeignMethod(
+                service, "CreateDataObject", pb.CreateDataObjectRequest, self.create, "write", narrowed=True
+            ),
             ForeignMethod(
                 service,
                 "BatchCreateDataObjects",
                 pb.BatchCreateDataObjectsRequest,
                 self.create_batch,
                 "write",
+                narrowed=True,
             ),
-            ForeignMethod(service, "GetDataObject", pb.GetDataObjectRequest, self.get, "read"),
-            ForeignMethod(service, "UpdateDataObject", pb.UpdateDataObjectRequest, self.update, "write"),
+            ForeignMethod(service, "GetDataObject", pb.GetDataObjectRequest, self.get, "read", narrowed=True),
+            ForeignMethod(
+                service, "UpdateDataObject", pb.UpdateDataObjectRequest, self.update, "write", narrowed=True
+            ),
             ForeignMethod(
                 service,
                 "BatchUpdateDataObjects",
                 pb.BatchUpdateDataObjectsRequest,
                 self.update_batch,
                 "write",
+                narrowed=True,
             ),
-            ForeignMethod(service, "DeleteDataObject", pb.DeleteDataObjectRequest, self.delete, "write"),
+            ForeignMethod(
+                service, "DeleteDataObject", pb.DeleteDataObjectRequest, self.delete, "write", narrowed=True
+            ),
             ForeignMethod(
                 service,
                 "BatchDeleteDataObjects",
                 pb.BatchDeleteDataObjectsRequest,
                 self.delete_batch,
                 "write",
+                narrowed=True,
             ),
         )
 
@@ -132,8 +141,9 @@ class ObjectMethods:
         paths: Sequence[str],
         call: Call,
     ) -> list[pb.DataObject]:
+        values = self._objects.common_values(collection)
         objects = [
-            given_object(each.data_object, collection, each.data_object_id, path)
+            given_object(each.data_object, collection, each.data_object_id, path, values=values)
             for each, path in zip(requests, paths, strict=True)
         ]
         created = self._objects.create(collection, objects, call)

@@ -6,11 +6,12 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scannery.bridges.vertex.shared.calls import Call
 from scannery.bridges.vertex.shared.context import Facade
 from scannery.bridges.vertex.shared.names import check_etag
+from scannery.bridges.vertex.v2.callers import VECTORS, common_values, may_read
 from scannery.bridges.vertex.v2.collections import Collection
 from scannery.bridges.vertex.v2.data_objects.messages import (
     Change,
@@ -23,7 +24,13 @@ from scannery.bridges.vertex.v2.data_objects.messages import (
 from scannery.bridges.vertex.v2.embedding import document_vectors
 from scannery.bridges.vertex.v2.resource_names import CollectionName
 from scannery.indexer import AlreadyExistsError
-from scannery.runtime.errors import ConditionError, InvalidRequestError, StaleEtagError, UnknownResourceError
+from scannery.runtime.errors import (
+    ConditionError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    StaleEtagError,
+    UnknownResourceError,
+)
 from scannery.v1 import index_pb2, search_pb2
 
 __all__ = ["Objects", "unknown_object"]
@@ -44,13 +51,18 @@ class Objects:
     def read(
         self, collection: Collection, identifiers: Sequence[str], call: Call
     ) -> list[StoredObject | None]:
-        """Return data objects by id, with their vectors; None where there is none."""
-        request = search_pb2.GetRequest(index=collection.index, ids=identifiers, return_vector=True)
+        """Return data objects by id, with what the caller may read of them; None where there is none."""
+        vectors = may_read(collection, VECTORS)
+        request = search_pb2.GetRequest(index=collection.index, ids=identifiers, return_vector=vectors)
         by_id = {
             point.id: stored_object(point, collection.schema)
             for point in self._facade.engine.get(request, call.deadline).datapoints
         }
         return [by_id.get(identifier) for identifier in identifiers]
+
+    def common_values(self, collection: Collection) -> dict[str, Any]:
+        """Return the values that all data objects have which the caller sees, by field of the data."""
+        return common_values(collection, self._facade.catalog.manifest(collection.index).spec.attributes)
 
     def create(
         self, collection: Collection, objects: Sequence[GivenObject], call: Call
@@ -173,7 +185,10 @@ class Objects:
         if before is None:
             raise unknown_object(collection.name, update.id, f"{path}data_object.name")
         check_etag(change.etag, before.etag, f"{path}data_object.etag")
-        data = _replaced(before.data, update.data, change.mask, "data")
+        data = {
+            **self.common_values(collection),
+            **_replaced(before.data, update.data, change.mask, "data"),
+        }
         dense = _replaced(before.dense, update.dense, change.mask, "vectors")
         sparse = before.sparse
         if "vectors" in change.mask or f"vectors.{collection.schema.sparse}" in change.mask:
@@ -230,6 +245,13 @@ class Objects:
             answer = self._facade.engine.upsert(request, call.deadline)
         except InvalidRequestError as error:
             raise _in_terms_of_request(error, paths) from error
+        except PermissionDeniedError as error:
+            message = error.message.removeprefix("upserts: datapoint")
+            raise (
+                error
+                if message == error.message
+                else PermissionDeniedError(f"data_object:{message}", field="data_object")
+            ) from error
         return [replace(each, revision=answer.sequence) for each in objects]
 
 
