@@ -25,6 +25,7 @@ from scannery.live.log.location import LogRoot
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration.conversion import changed_spec, whole_changes
 from scannery.live.migration.errors import MigrationError, MirrorBrokenError
+from scannery.runtime.mirror_names import mirror_name
 
 __all__ = [
     "KEEP",
@@ -34,7 +35,6 @@ __all__ = [
     "check_there",
     "follow_spec",
     "keep_source",
-    "mirror_name",
     "mirror_of",
     "mirrored_spec",
     "release_source",
@@ -45,11 +45,6 @@ KEEP = timedelta(days=7)
 
 VectorsOfSpec: TypeAlias = Callable[[IndexSpec], Mapping[str, VectorsInfo]]
 """Returns what is known of the vectors of each name of a spec: their dimensions, and their encoder."""
-
-
-def mirror_name(index: str) -> str:
-    """Return the name of the mirror of an index."""
-    return f"{index[:56]}-mirror"
 
 
 def mirror_of(store: Store, index: str) -> Manifest:

@@ -30,7 +30,8 @@ from scannery.live.log.records import Mutation, encode
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration.conversion import changed_spec, former_values
 from scannery.live.migration.following import Follower
-from scannery.live.migration.mirrors import keep_source, mirror_name, mirror_of, mirrored_spec
+from scannery.live.migration.mirrors import keep_source, mirror_of, mirrored_spec
+from scannery.runtime.mirror_names import mirror_name
 
 __all__ = ["settle", "switch"]
 

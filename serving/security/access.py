@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from scannery.runtime.errors import ConfigError, InvalidRequestError
+from scannery.runtime.mirror_names import mirrored_name
 
 # Messages, and the grammar of filters with NumPy, are imported where a filter is read: options of servers are not.
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ class Access:
         }
         return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
+    def opens_as(self, second: Access) -> bool:
+        """Return whether it opens the same of its indexes as a second one of its own."""
+        return (self.where, self.fields, self.methods) == (second.where, second.fields, second.methods)
+
     def as_json(self) -> dict[str, Any]:
         """Return it as it is written."""
         entry: dict[str, Any] = {"index": self.index}
@@ -127,8 +132,17 @@ class Access:
 
 @lru_cache(maxsize=4096)
 def access_to(entries: tuple[Access, ...], index: str) -> Access | None:
-    """Return the first entry whose pattern names an index; None: there is none."""
-    return next((each for each in entries if fnmatchcase(index, each.index)), None)
+    """Return the first entry whose pattern names an index; None: there is none.
+
+    For a mirror, entries of the index whose datapoints it has count as well: it must not open more of them.
+    """
+    entry = next((each for each in entries if fnmatchcase(index, each.index)), None)
+    mirrored = mirrored_name(index)
+    if entry is None or not mirrored:
+        return entry
+    # Of a long name, the mirror's has the beginning.
+    names = (each for each in entries if each is entry or fnmatchcase(mirrored, each.index[: len(mirrored)]))
+    return next(names)
 
 
 def parse_access(entries: object, *, path: str = "access") -> tuple[Access, ...]:

@@ -90,6 +90,13 @@ class Principal:
         if not self.may(scope):
             raise PermissionDeniedError(f"these credentials do not have the scope {scope!r}")
 
+    @property
+    def is_for_all_indexes(self) -> bool:
+        """Whether there is no index that the caller cannot see."""
+        return self.indexes is None and (
+            not self.access or any(each.index == ALL_INDEXES for each in self.access)
+        )
+
     def sees(self, index: str) -> bool:
         """Return whether the caller can see the index."""
         if self.indexes is not None and index not in self.indexes:

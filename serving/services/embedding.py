@@ -165,7 +165,7 @@ class KnownEncoders:
         """
         encoders = index_encoders(self._catalog, index)
         principal = CURRENT.get()
-        if index or (principal is not None and principal.indexes is not None and not principal.may("admin")):
+        if index or (principal is not None and not (principal.is_for_all_indexes or principal.may("admin"))):
             return encoders
         keys = {(encoder.model, digest) for encoder in encoders for digest in (encoder.digest, "")}
         spares = [spare for model in self._models if (spare := self._spare(model))]
@@ -404,12 +404,11 @@ class EncoderRegistry:
         """
         principal = CURRENT.get()
         served = list(self._served.values())
-        if principal is not None and principal.indexes is not None:
-            visible = principal.indexes
+        if principal is not None and not principal.is_for_all_indexes:
             served = [
-                replace(encoder, uses=frozenset(use for use in encoder.uses if use.index in visible))
+                replace(encoder, uses=frozenset(use for use in encoder.uses if principal.sees(use.index)))
                 for encoder in served
-                if encoder.indexes & visible
+                if any(map(principal.sees, encoder.indexes))
             ]
         return [encoder for encoder in served if not index or index in encoder.indexes]
 

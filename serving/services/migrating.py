@@ -8,8 +8,9 @@ from functools import partial
 from scannery.indexer import IndexSpec, InvalidSpecError, VectorsInfo, read_manifest
 from scannery.live.maintenance.goals import Goal, goal_of, is_reached, progress_of, set_goal
 from scannery.live.migration.errors import not_exchanged
-from scannery.live.migration.mirrors import mirror_name, mirror_of
+from scannery.live.migration.mirrors import mirror_of
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.mirror_names import mirror_name
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.contract import GET_MIGRATION, MIGRATE_INDEX

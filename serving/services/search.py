@@ -64,7 +64,7 @@ from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.scheduling.quotas import NoQuotas
-from scannery.serving.security.principal import is_visible
+from scannery.serving.security.principal import current_access, is_visible
 from scannery.serving.services.aggregation import Aggregation
 from scannery.serving.services.batches import Batches
 from scannery.serving.services.branching import Branching
@@ -251,7 +251,11 @@ class Service(MethodRegistry):
     def _shadow_of(self, index: str, request: search_pb2.SearchRequest) -> str | None:
         """Return the other index that answers a search, too; None: there is none, or not for this caller."""
         shadow = None if self._interleaving is None else self._interleaving.shadow_of(index, request)
-        return shadow if shadow is not None and is_visible(shadow) else None
+        if shadow is None or not is_visible(shadow):
+            return None
+        # Hits of the shadow are told as hits of the index.
+        ours, theirs = current_access(index), current_access(shadow)
+        return shadow if ours is None or theirs is None or ours.opens_as(theirs) else None
 
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         def answer_of(view: View) -> bytes:

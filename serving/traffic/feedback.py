@@ -11,8 +11,9 @@ from scannery.indexer.traffic.keys import client_hash
 from scannery.indexer.traffic.rows import CLICK, REJECT, Action, LoggedEvent
 from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.errors import InvalidRequestError, OverloadedError
+from scannery.serving.contract import FEEDBACK
 from scannery.serving.request.query import check_count, parse_identifier
-from scannery.serving.security.principal import current_client
+from scannery.serving.security.principal import check_method, current_client, current_seen
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.traffic.answer_kernels import MAX_HITS
 from scannery.serving.traffic.query_ids import AnsweredQuery, verified_id
@@ -53,7 +54,8 @@ class FeedbackTaker:
         """Have the events of a request written; those of one that fails may be sent again, and count once.
 
         Raises:
-            InvalidRequestError: the id is forged or too old, or a hit was not in the answer.
+            InvalidRequestError: the id is forged, too old or another caller's, or a hit was not in the answer.
+            PermissionDeniedError: the caller may not give feedback on answers of the index.
             UnknownIndexError: the index of the answer is gone, or the caller may not see it.
             OverloadedError: earlier rows wait for the store.
 
@@ -62,7 +64,10 @@ class FeedbackTaker:
             request.query_id,
             key_of=self._keys.key_of,
             index_id_of=lambda index: self._manifest_of(index).index_id or "",
+            seen_of=current_seen,
         )
+        # The request does not name the index, so that the method was checked for none.
+        check_method(FEEDBACK, answered.index, narrowed=True)
         events = [each for each in _events(request, answered) if self._taken.find(each.key) is None]
         for event in events:
             if not self._add(answered.index, event, EVENT_BYTES):

@@ -4,7 +4,8 @@ An id is `HEAD.PROOF`, both base64url without padding:
 
     HEAD    milliseconds since 1970 (6 bytes), random bytes (6): the id of the answer in the log, 16 characters
     PROOF   number of the key (2), version of the index (4), number of hits (1), a fingerprint of each of the first 100
-            hits (3), the name of the index, and a MAC (8) of all of it and of the identity of the index
+            hits (3), the name of the index, `!` and a hash (4) of the part of it that the caller saw if not all,
+            and a MAC (8) of all of it and of the identity of the index
 
 A fingerprint is a keyed hash of the head and the hit's id: a hit that was not in an answer of ten passes as one of them
 once in 1.6 million times, and nobody can look for such a hit without the key. A MAC of 64 bits is enough for what can
@@ -15,15 +16,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
 import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 
 from scannery.indexer.traffic.keys import TrafficKey
 from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.security.access import Seen
 from scannery.serving.traffic.answer_kernels import (
     FINGERPRINT_BYTES,
     FIXED_BYTES,
@@ -33,7 +37,7 @@ from scannery.serving.traffic.answer_kernels import (
     mac,
 )
 
-__all__ = ["MAX_AGE_S", "AnsweredQuery", "verified_id"]
+__all__ = ["MAX_AGE_S", "AnsweredQuery", "name_of_part", "verified_id"]
 
 MAX_AGE_S = 24 * 3600
 MAX_CHARACTERS = 1000
@@ -64,11 +68,24 @@ class AnsweredQuery:
         return None
 
 
+@lru_cache(maxsize=4096)
+def name_of_part(index: str, seen: Seen | None) -> str:
+    """Return the name of an index as the ids of a caller's answers have it: that of a part differs for each part."""
+    if seen is None:
+        return index
+    digest = hashlib.blake2b(seen.identity, digest_size=_PART_BYTES).digest()
+    return f"{index}{_PART}{base64.urlsafe_b64encode(digest).decode('ascii')}"
+
+
+_PART, _PART_BYTES = "!", 3
+
+
 def verified_id(
     query_id: str,
     *,
     key_of: Callable[[int], TrafficKey | None],
     index_id_of: Callable[[str], str],
+    seen_of: Callable[[str], Seen | None],
     clock: Callable[[], float] = time.time,
 ) -> AnsweredQuery:
     """Return what a genuine id says.
@@ -78,10 +95,12 @@ def verified_id(
         key_of: returns the key of a number; None: there is none.
         index_id_of: returns the identity of an index by its name, or raises: there is no such index, or the caller may
             not see it.
+        seen_of: returns the part of an index that the caller sees; None: all of it.
         clock: seconds since 1970.
 
     Raises:
-        InvalidRequestError: it is not the id of an answer of this store, or is too old.
+        InvalidRequestError: it is not the id of an answer of this store, is too old, or is one of an answer to a caller
+            who sees another part of the index, while this one does not see all.
 
     """
     try:
@@ -92,13 +111,16 @@ def verified_id(
         body, proved = proof[:-MAC_BYTES], proof[-MAC_BYTES:]
         number, version, hits = _FIXED.unpack_from(body)
         end = FIXED_BYTES + FINGERPRINT_BYTES * hits
-        fingerprints, index = body[FIXED_BYTES:end], body[end:].decode("ascii")
+        fingerprints, name = body[FIXED_BYTES:end], body[end:].decode("ascii")
+        index = name.partition(_PART)[0]
         if len(head) != HEAD_BYTES or len(fingerprints) != FINGERPRINT_BYTES * hits or not index:
             raise ValueError
     except (ValueError, struct.error, binascii.Error):
         raise _forged() from None
     key = key_of(number)
-    if key is None or not hmac.compare_digest(proved, mac(key, head, body, index, index_id_of(index))):
+    if key is None or not hmac.compare_digest(proved, mac(key, head, body, name, index_id_of(index))):
+        raise _forged()
+    if (seen := seen_of(index)) is not None and name != name_of_part(index, seen):
         raise _forged()
     at_s = int.from_bytes(head[:6]) / 1000
     if not -MAX_AHEAD_S <= (age_s := clock() - at_s) <= MAX_AGE_S:

@@ -26,10 +26,12 @@ from scannery.serving.config import TrafficConfig
 from scannery.serving.observation.query_sample import SearchMessage, queries_of
 from scannery.serving.request.modes import WIRE_MODES, Mode
 from scannery.serving.request.query import vector_components
-from scannery.serving.security.principal import current_client
+from scannery.serving.security.access import Access
+from scannery.serving.security.principal import current_access, current_client, current_seen
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.traffic.answer_kernels import MAX_HITS, IdentifiedAnswer, identified, list_bounds
 from scannery.serving.traffic.masking import logged_text, masked_values
+from scannery.serving.traffic.query_ids import name_of_part
 from scannery.serving.traffic.traffic_keys import TrafficKeys
 from scannery.serving.traffic.writer import ROW_BYTES
 from scannery.v1 import search_pb2 as pb
@@ -67,6 +69,8 @@ class LoggedSearch(NamedTuple):
     query: pb.Query
     query_id: str
     vector_D: np.ndarray | None
+    access: Access | None
+    """What the caller sees of the index; None: all of it."""
 
 
 class TrafficRecorder:
@@ -119,9 +123,10 @@ class TrafficRecorder:
             return b""
         try:
             index_id = self._manifest_of(index).index_id or ""
+            name = name_of_part(index, current_seen(index))
             if many:
-                return self._many(key, index, index_id, request_of, answer, took_s)
-            identified_answer = identified(answer, key, index, index_id, _now_ms())
+                return self._many(key, index, name, index_id, request_of, answer, took_s)
+            identified_answer = identified(answer, key, name, index_id, _now_ms())
             teams = self._teams_of(index, answer)
             self._count(index, identified_answer.mode, identified_answer, interleaved=bool(teams))
             if teams or self._random() < self._config.share:
@@ -139,6 +144,7 @@ class TrafficRecorder:
         self,
         key: TrafficKey,
         index: str,
+        name: str,
         index_id: str,
         request_of: Callable[[], SearchMessage],
         answer: bytes,
@@ -149,7 +155,7 @@ class TrafficRecorder:
         query_of, fields = None, []
         for number, (start, end) in enumerate(bounds):
             data, mode = answer[start:end], tail.modes[number % len(tail.modes)]
-            each = identified(data, key, index, index_id, _now_ms(), version=tail.version)
+            each = identified(data, key, name, index_id, _now_ms(), version=tail.version)
             fields.append(each.field)
             self._count(index, mode, each)
             if self._random() < self._config.share:
@@ -177,7 +183,8 @@ class TrafficRecorder:
         # The cache of texts is that of the caller.
         vector_D = self._vector(request.index, answered.query) if self._config.vectors else None
         now = datetime.now(timezone.utc)
-        search = LoggedSearch(key, client, now, request, answered.query, answered.query_id, vector_D)
+        access = current_access(request.index)
+        search = LoggedSearch(key, client, now, request, answered.query, answered.query_id, vector_D, access)
         self._add_row(search, answered)
         if not answered.facts:
             self._shadowed(search)

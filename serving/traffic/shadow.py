@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from scannery.runtime.errors import CodedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.observation.query_sample import IndexSample
 from scannery.serving.request.query import words_of
 from scannery.serving.scheduling.spare_time import SpareTime
+from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.services.interleaving import request_of_shadow
 from scannery.serving.traffic.recorder import LoggedSearch
 from scannery.v1 import search_pb2 as pb
@@ -70,9 +72,14 @@ class Shadow:
 
     def _answered(self, shadow: str, search: LoggedSearch) -> tuple[bytes, float, str]:
         request = request_of_shadow(shadow, search.query, search.request.options)
+        # Both answers are compared: they must be of the same part.
+        access = () if search.access is None else (replace(search.access, index=shadow),)
+        token = CURRENT.set(Principal(self.name, frozenset({"read"}), access=access))
         began_s = time.monotonic()
         try:
             answer = self._search(request, Deadline.after(TIMEOUT_S)).SerializeToString()
         except CodedError as error:
             return b"", time.monotonic() - began_s, error.code
+        finally:
+            CURRENT.reset(token)
         return answer, time.monotonic() - began_s, ""

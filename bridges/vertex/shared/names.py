@@ -185,7 +185,7 @@ def current_owner() -> str:
 def owns(owner: str) -> bool:
     """Return whether the caller is an owner, or sees all indexes. What has no owner, "", is for the latter only."""
     principal = CURRENT.get()
-    return principal is None or principal.indexes is None or (owner != "" and principal.name == owner)
+    return principal is None or principal.is_for_all_indexes or (owner != "" and principal.name == owner)
 
 
 def check_count(owned: int, total: int, limit: int, what: str) -> None:

@@ -48,9 +48,10 @@ from scannery.live.migration.errors import not_exchanged
 from scannery.live.migration.filling import Filled, convert_base, converted, fill
 from scannery.live.migration.following import Follower, Position
 from scannery.live.migration.mapping import put_maps
-from scannery.live.migration.mirrors import begin_mirror, mirror_name, mirror_of, release_source
+from scannery.live.migration.mirrors import begin_mirror, mirror_of, release_source
 from scannery.live.migration.switching import settle, switch
 from scannery.runtime.errors import ServingError
+from scannery.runtime.mirror_names import mirror_name
 
 if TYPE_CHECKING:
     import numpy as np

@@ -352,7 +352,10 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
 def test_keys_hold_at_an_encoder_and_a_server_shows_its_own(texts: Path, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     _, key = keys.create("server")
-    _, blind = keys.create("blind", indexes=["elsewhere"])
+    blind = [
+        keys.create("blind", indexes=["elsewhere"])[1],
+        keys.create("entries", access=[{"index": "elsewhere", "where": {"a": 1}}])[1],
+    ]
     secret = tmp_path / "secret"
     secret.write_text("scn_wrong")
     config = EncoderConfig(
@@ -364,10 +367,13 @@ def test_keys_hold_at_an_encoder_and_a_server_shows_its_own(texts: Path, tmp_pat
     with EncoderServer(config) as process:
         with scannery.connect(process.address) as client, pytest.raises(scannery.UnauthenticatedError):
             client.embed(["a"])
-        with scannery.connect(process.address, api_key=blind) as client:
-            assert client.encoders() == []
-            with pytest.raises(scannery.FailedPreconditionError, match="there is none"):
-                client.embed(["a"])
+        for each in blind:
+            with scannery.connect(process.address, api_key=each) as client:
+                assert client.encoders() == []
+                with pytest.raises(scannery.FailedPreconditionError, match="there is none"):
+                    client.embed(["a"])
+                with pytest.raises(scannery.NotFoundError):
+                    client.index("texts").embed(["a"])
         remote = RemoteConfig(address=process.address, key_file=str(secret))
         with (
             serving_with(texts, process.address, encoder=remote) as server,

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import scannery
 from scannery.cli.main import app
+from scannery.runtime.mirror_names import mirror_name
 from scannery.runtime.where import build_filter
 from scannery.serving import ConfigError, SecurityConfig
 from scannery.serving.security import KeyFile
@@ -31,6 +32,22 @@ def test_the_first_pattern_that_names_an_index_counts() -> None:
     assert seen[1] is not None
     assert seen[1].seen is None
     assert seen[2] is None
+
+
+def test_an_entry_of_an_index_counts_for_its_mirror() -> None:
+    """A migration makes it, with the same datapoints."""
+    long = "n" * 62
+
+    def opened(name: str, *entries: dict[str, Any]) -> str | None:
+        access = access_to(parse_access(entries), mirror_name(name))
+        return None if access is None else access.index
+
+    assert opened("shop", {"index": "shop"}) is None
+    assert opened("shop", {"index": "shop", "where": {"a": 1}}, {"index": "*"}) == "shop"
+    assert opened("shop", {"index": "*", "where": {"a": 1}}, {"index": "shop"}) == "*"
+    assert opened("shop", {"index": "shop-mirror"}, {"index": "shop", "where": {"a": 1}}) == "shop-mirror"
+    assert opened("shoes", {"index": "shop", "where": {"a": 1}}, {"index": "*"}) == "*"
+    assert opened(long, {"index": long, "where": {"a": 1}}, {"index": "*"}) == long
 
 
 @pytest.mark.parametrize(

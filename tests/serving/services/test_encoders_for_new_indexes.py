@@ -89,13 +89,17 @@ def test_the_encoder_of_an_index_is_that_of_its_unnamed_vector(empty: Path) -> N
 
 def test_who_sees_some_indexes_and_creates_none_sees_their_encoders_only(empty: Path, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
-    _, reader = keys.create("reader", indexes=["mine"])
+    readers = [
+        keys.create("reader", indexes=["mine"])[1],
+        keys.create("entries", access=[{"index": "mine"}])[1],
+    ]
     _, creator = keys.create("creator", scopes=["read", "admin"], indexes=["mine"])
     security = SecurityConfig(keys_file=str(keys.path))
     with serving(empty, device="cpu", models=(MINILM,), security=security) as server:
-        with scannery.connect(server.address, api_key=reader) as client:
-            assert models_of(client) == []
-            with pytest.raises(scannery.FailedPreconditionError, match="there is none"):
-                client.embed(["a"], model=MINILM)
+        for reader in readers:
+            with scannery.connect(server.address, api_key=reader) as client:
+                assert models_of(client) == []
+                with pytest.raises(scannery.FailedPreconditionError, match="there is none"):
+                    client.embed(["a"], model=MINILM)
         with scannery.connect(server.address, api_key=creator) as client:
             assert models_of(client) == [MINILM]

@@ -50,7 +50,11 @@ def test_an_id_says_what_the_message_says(ids: list[str], version: int, index: s
     whole = pb.SearchResponse.FromString(answer.SerializeToString() + made.field)
     assert whole.query_id == made.query_id
     answered = verified_id(
-        whole.query_id, key_of=lambda number: KEY, index_id_of=lambda name: "one", clock=lambda: AT_MS / 1000
+        whole.query_id,
+        key_of=lambda number: KEY,
+        index_id_of=lambda name: "one",
+        seen_of=lambda index: None,
+        clock=lambda: AT_MS / 1000,
     )
     assert (answered.index, answered.version) == (index, version)
     assert answered.at.timestamp() == AT_MS / 1000

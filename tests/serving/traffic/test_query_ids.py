@@ -22,7 +22,11 @@ HITS = [f"episode-{number}" for number in range(10)]
 def checked(query_id: str, *, keys: Any = (KEY,), index_id: str = "one", at_s: float = 1e9) -> AnsweredQuery:
     by_number = {key.number: key for key in keys}
     return verified_id(
-        query_id, key_of=by_number.get, index_id_of=lambda index: index_id, clock=lambda: at_s + 1
+        query_id,
+        key_of=by_number.get,
+        index_id_of=lambda index: index_id,
+        seen_of=lambda index: None,
+        clock=lambda: at_s + 1,
     )
 
 

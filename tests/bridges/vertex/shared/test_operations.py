@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.empty_pb2 import Empty
@@ -15,6 +16,7 @@ from scannery.bridges.vertex.shared.state import JsonDocument
 from scannery.indexer import Store
 from scannery.runtime.errors import InvalidRequestError, UnknownResourceError
 from scannery.runtime.retry import Deadline
+from scannery.serving.security.access import parse_access
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.vertex.v1 import index_pb2 as pb
 
@@ -106,10 +108,16 @@ def test_an_operation_whose_worker_is_gone_is_aborted(tmp_path: Path):
     mine.close()
 
 
-def test_operations_are_unknown_to_callers_who_do_not_see_their_index(tmp_path: Path):
+@pytest.mark.parametrize("index", ["theirs", ""])
+@pytest.mark.parametrize(
+    "rights", [{"indexes": frozenset({"mine"})}, {"access": parse_access([{"index": "mine"}])}]
+)
+def test_operations_are_unknown_to_callers_who_do_not_see_their_index(
+    tmp_path: Path, index: str, rights: Any
+):
     mine = operations(tmp_path)
-    begun = mine.finished(CALL, PLACE, index="theirs", metadata=METADATA, response=Empty())
-    token = CURRENT.set(Principal("me", frozenset({"read"}), frozenset({"mine"})))
+    begun = mine.finished(CALL, PLACE, index=index, metadata=METADATA, response=Empty())
+    token = CURRENT.set(Principal("me", frozenset({"read"}), **rights))
     try:
         with pytest.raises(UnknownResourceError):
             mine.get(begun.name)
