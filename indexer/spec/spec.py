@@ -6,6 +6,7 @@ Sharding: the shard of a document, by a hash of its id.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -118,6 +119,14 @@ def _synonym_rule(rule: str) -> str:
 SynonymRule = Annotated[str, Field(max_length=1_000), AfterValidator(_synonym_rule)]
 
 
+def _is_ranking(text: str, attributes: Mapping[str, str]) -> bool:
+    try:
+        program_of(text, attributes)
+    except RankingSyntaxError:
+        return False
+    return True
+
+
 def _ranking_text(value: object) -> object:
     return value if isinstance(value, str) else expression_of(value)
 
@@ -154,6 +163,13 @@ class SearchSpec(SpecModel):
     link: Annotated[str | None, Field(pattern=r"^(https://|\{)", max_length=2_000), Since(3)] = None
     """Address of a datapoint for pages that show hits, with `{id}`, `{document_id}`, `{seconds}` (where a passage of a
     recording begins) and attributes by name in it; only `https:` ones are shown."""
+
+    def readable(self, attributes: Mapping[str, str]) -> SearchSpec:
+        """Return the defaults without rankings and a link that name other attributes than these."""
+        ranking = {name: text for name, text in self.ranking.items() if _is_ranking(text, attributes)}
+        named = set(re.findall(r"\{(.*?)\}", self.link or "")) - {"id", "document_id", "seconds"}
+        link = self.link if named <= attributes.keys() else None
+        return self.model_copy(update={"ranking": ranking, "link": link})
 
 
 class ScannSpec(SpecModel):
@@ -457,11 +473,13 @@ class IndexSpec(SpecModel):
         Of those that are not declared, `readable_dynamic` tells which there are.
 
         It has no words either where texts may not be read, unless `words` is one of the fields: which words a text has
-        tells the text.
+        tells the text. Nor has it rankings and a link that name other attributes.
         """
+        attributes = {name: kind for name, kind in self.attributes.items() if name in fields}
         spec = self.model_copy(
             update={
-                "attributes": {name: kind for name, kind in self.attributes.items() if name in fields},
+                "attributes": attributes,
+                "search": self.search.readable(attributes),
                 "attribute_specs": {
                     name: attribute for name, attribute in self.attribute_specs.items() if name in fields
                 },

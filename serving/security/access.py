@@ -167,13 +167,20 @@ def _entry(entry: object, path: str) -> Access:
     index = entry.get("index")
     if not isinstance(index, str) or not 0 < len(index) <= _MAX_PATTERN:
         raise ConfigError(f"{path}.index: must be the name of an index, or a pattern with *", field=path)
+    for key, value in entry.items():
+        if value is None:  # what issuers send for an attribute without a value: it must not open all
+            raise ConfigError(
+                f"{path}.{key}: must not be null; leave it out to open all", field=f"{path}.{key}"
+            )
     where = entry.get("where")
     try:
         # Sorted, so that equal filters are equal; a number that is none of JSON is refused.
         text = "" if where is None else json.dumps(where, sort_keys=True, allow_nan=False)
         access = Access(index, text, *(_names(entry, key, path) for key in ("fields", "methods")))
-        if access.names_groups:
-            access.with_groups([GROUPS])
+        if access.names_groups and (access.with_groups(["group"]).names_groups or _denies_groups(where)):
+            raise ValueError(
+                f"{GROUPS} stands below $in, and not below $not, which would open all to who has no group"
+            )
     except (InvalidRequestError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}.where: is not a filter: {error}", field=f"{path}.where") from error
     if where is not None and not (access.seen and access.seen.message):
@@ -217,6 +224,16 @@ def _with_groups(where: Any, groups: Sequence[str]) -> Any:
         else:
             return {"$not": {}}  # all keys of a filter must hold
     return filled
+
+
+def _denies_groups(where: Any) -> bool:
+    """Return whether a filter has GROUPS below a negation."""
+    if isinstance(where, list):
+        return any(map(_denies_groups, where))
+    if not isinstance(where, dict):
+        return False
+    denied = "$not" in where and f'"{GROUPS}"' in json.dumps(where["$not"])
+    return denied or any(map(_denies_groups, where.values()))
 
 
 @lru_cache(maxsize=1)

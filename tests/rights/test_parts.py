@@ -198,3 +198,34 @@ def test_all_that_a_write_of_an_invisible_datapoint_tells(talks: Talks) -> None:
         )
         deleted = talks.ask(tenant, "Delete", index_pb2.DeleteRequest(index="talks", ids=[name]))
         assert deleted.deleted == 0
+
+
+def test_rankings_and_links_do_not_name_attributes_that_may_not_be_read(talks: Talks) -> None:
+    rankings = {"fresh": "score + year / 1000", "secret": "score + salary"}
+    for name, link in (
+        ("shown", "https://example.org/{id}/{year}"),
+        ("hidden", "https://example.org/{salary}"),
+    ):
+        spec = {
+            "index": name, "source": {"id": "id", "vector": "vector"},
+            "attributes": {"year": "int", "salary": "float"}, "search": {"ranking": rankings, "link": link},
+        }  # fmt: skip
+        request = index_pb2.CreateIndexRequest(spec_json=json.dumps(spec), dimensions=4)
+        assert not isinstance(talks.ask(None, "CreateIndex", request), Refusal)
+    reader = talks.key(fields=["year"])
+    texts = {
+        name: talks.ask(reader, "GetIndex", index_pb2.GetIndexRequest(index=name)).index.spec_json
+        for name in ("shown", "hidden")
+    }
+    assert "salary" not in str(texts)
+    assert json.loads(texts["shown"])["search"]["ranking"] == {"fresh": rankings["fresh"]}
+    assert "{year}" in texts["shown"]
+    for ranking, code in (("fresh", None), ("secret", "INVALID_ARGUMENT")):
+        body = {
+            "index": "shown",
+            "query": {"vector": {"values": [1, 0, 0, 0]}},
+            "options": {"ranking": ranking},
+        }
+        answer = talks.ask(reader, "Search", ParseDict(body, search_pb2.SearchRequest()))
+        assert getattr(answer, "code", None) == code
+        assert "salary" not in str(answer)

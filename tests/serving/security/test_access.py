@@ -62,6 +62,10 @@ def test_an_entry_of_an_index_counts_for_its_mirror() -> None:
         ([{"index": "a", "where": {"a": float("nan")}}], r"access\[0\].where"),
         ([{"index": "a", "where": {"a": {"$not": {"$in": "$groups"}}}}], r"access\[0\].where"),
         ([{"index": "a", "fields": "title"}], r"access\[0\].fields"),
+        ([{"index": "a", "fields": None}], r"access\[0\].fields: must not be null"),
+        ([{"index": "a", "where": None}], r"access\[0\].where: must not be null"),
+        ([{"index": "a", "where": {"$or": [{"b": 1}, {"$not": {"a": {"$in": "$groups"}}}]}}], "no group"),
+        ([{"index": "a", "where": {"a": {"$ne": "$groups"}}}], "below [$]in"),
     ],
 )
 def test_what_is_no_access_opens_nothing(entries: Any, place: str) -> None:
