@@ -3,11 +3,14 @@
     python -m benchmarks.rights operations [--count 1000000] [--kind engine|server|cluster] [--minutes 60] [--seed 0]
     python -m benchmarks.rights cost [--rows 40000] [--seconds 1.5] [--rounds 5]
     python -m benchmarks.rights tenants [--tenants 10000] [--seconds 1.5] [--rounds 5]
+    python -m benchmarks.rights timing [--rows 40000] [--asked 2000]
 
 *operations*: what `tests/rights` does, in indexes that are made again after 5,000 operations; the first fault ends it.
 *cost*: a key for a tenant of 39 rows, and one for a tenant of a tenth of all rows, search without a filter; a key for
 all searches with the same filter. They take turns; the ratio is of the medians of the time of a search.
 *tenants*: as many keys as tenants, of 20 rows each, one after the other. Over HTTP, ten hits, one worker.
+*timing*: a key for a tenant of 39 rows names an id that it does not see, and one that there is not, in turns. The time
+of the first less that of the second is compared with the same of two ids that there are not, which is the noise.
 
 Shapes: N rows, D dimensions.
 """
@@ -29,6 +32,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from benchmarks.callers import OtherProcesses
 from benchmarks.harness import (
@@ -45,8 +49,9 @@ from benchmarks.harness import (
 from scannery.indexer import Store, parse_spec
 from scannery.runtime.where import build_filter
 from scannery.serving.security import KeyFile
-from scannery.v1.search_pb2 import Mode, Query, SearchOptions, SearchRequest
-from scannery.v1.types_pb2 import Vector
+from scannery.v1.index_pb2 import DeleteRequest, Upsert, UpsertRequest
+from scannery.v1.search_pb2 import ExplainRequest, GetRequest, Mode, Query, SearchOptions, SearchRequest
+from scannery.v1.types_pb2 import Datapoint, Vector
 
 DIMENSIONS = 64
 SMALL, ROWS_EACH = 39, 20
@@ -54,6 +59,7 @@ SMALL, ROWS_EACH = 39, 20
 OPERATIONS_EACH = 5_000
 REQUESTS = 64
 """Different queries of each kind."""
+DIGITS, WARM_ASKED, RESAMPLES = 7, 50, 1000
 VOCABULARY = 2_000
 _SEARCH = "/scannery.v1.SearchService/Search"
 Ask = Callable[[int], object]
@@ -121,6 +127,107 @@ def tenants(given: argparse.Namespace, folder: Path) -> None:
     print(table(_HEADER, lines))
 
 
+def timing(given: argparse.Namespace, folder: Path) -> None:
+    """Compare the time of calls that name an invisible id with that of calls that name an absent one."""
+    tenants = np.full(given.rows, "others", object)
+    tenants[:: given.rows // SMALL][:SMALL] = "small"
+    _build(folder / "store", tenants.tolist())
+    access = [{"index": "*", "where": {"tenant": "small"}}]
+    key = KeyFile(folder / "keys.json").create("small", scopes=["read", "write"], access=access)[1]
+    hidden = np.flatnonzero(tenants == "others")
+    random, lines = np.random.default_rng(3), list[list[object]]()
+    with _server(folder) as (_, port):
+        for name, (path, body) in _NAMING.items():
+            ask = _timed_ask(port, key, path)
+            micros: dict[str, list[float]] = {"invisible": [], "absent": [], "absent again": []}
+            statuses = set[int]()
+            for turn in range(given.asked + WARM_ASKED):
+                # Of the same length: numbers beyond those of the rows are of no row.
+                numbers = [int(random.choice(hidden)), *random.integers(given.rows, 10 * given.rows, 2)]
+                for way in random.permutation(3):
+                    series = [*micros][way]
+                    identifier = f"d{numbers[way]:0{DIGITS}}"
+                    status, seconds = ask(body(identifier))
+                    statuses.add(status)
+                    if turn >= WARM_ASKED:
+                        micros[series].append(seconds * 1e6)
+            if len(statuses) > 1:
+                raise RuntimeError(f"{name} was answered by different statuses: {statuses}")
+            lines.append(_timing_line(name, micros, random))
+    header = [
+        "call",
+        *(f"{way}: median µs" for way in micros),
+        "invisible - absent, µs",
+        "absent - absent, µs",
+    ]
+    print(table([*header, "below the noise"], lines))
+
+
+def _timing_line(name: str, micros: dict[str, list[float]], random: np.random.Generator) -> list[object]:
+    """Return the medians of three series, and two differences of medians with their intervals of 95 %."""
+    series = {way: np.array(each) for way, each in micros.items()}
+    shown, bounds = list[str](), list[tuple[float, float, float]]()
+    for first in ("invisible", "absent again"):
+        pairs = series[first], series["absent"]
+        picks = random.integers(len(pairs[0]), size=(RESAMPLES, len(pairs[0])))
+        # Of one turn all three are drawn together: they had the same neighbours on the machine.
+        differences = np.median(pairs[0][picks], axis=1) - np.median(pairs[1][picks], axis=1)
+        low, high = np.quantile(differences, [0.025, 0.975])
+        bounds.append((float(np.median(pairs[0]) - np.median(pairs[1])), float(low), float(high)))
+        shown.append("{:+.1f} [{:+.1f}, {:+.1f}]".format(*bounds[-1]))
+    noise = max(map(abs, bounds[1]))
+    medians = [f"{np.median(each):.0f}" for each in series.values()]
+    return [name, *medians, *shown, "yes" if abs(bounds[0][0]) <= noise else f"no, {noise:.1f}"]
+
+
+def _timed_ask(port: int, key: str, path: str) -> Callable[[bytes], tuple[int, float]]:
+    """Return what calls a method, and returns the status of the answer and its seconds."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    headers = {"content-type": "application/proto", "authorization": f"Bearer {key}"}
+
+    def ask(body: bytes) -> tuple[int, float]:
+        started_s = time.perf_counter()
+        connection.request("POST", path, body, headers)
+        response = connection.getresponse()
+        response.read()
+        return response.status, time.perf_counter() - started_s
+
+    return ask
+
+
+def _update(name: str) -> bytes:
+    point = Datapoint(id=name, payload_json='{"new": 1}')
+    upsert = Upsert(datapoint=point, update_mask=FieldMask(paths=["payload_json"]))
+    return UpsertRequest(index="bench", upserts=[upsert]).SerializeToString()
+
+
+_VECTOR_D = np.random.default_rng(4).normal(size=DIMENSIONS).astype("<f4")
+_QUERY = Query(vector=Vector(packed=_VECTOR_D.tobytes()))
+_NAMING: dict[str, tuple[str, Callable[[str], bytes]]] = {
+    "get": (
+        "/scannery.v1.SearchService/Get",
+        lambda name: GetRequest(index="bench", ids=[name]).SerializeToString(),
+    ),
+    "explain": (
+        "/scannery.v1.SearchService/Explain",
+        lambda name: ExplainRequest(
+            index="bench", query=_QUERY, options=SearchOptions(k=10, mode=Mode.MODE_DENSE), id=name
+        ).SerializeToString(),
+    ),
+    "search by id": (
+        _SEARCH,
+        lambda name: SearchRequest(
+            index="bench", query=Query(id=name), options=SearchOptions(k=10, mode=Mode.MODE_DENSE)
+        ).SerializeToString(),
+    ),
+    "delete": (
+        "/scannery.v1.IndexService/Delete",
+        lambda name: DeleteRequest(index="bench", ids=[name]).SerializeToString(),
+    ),
+    "update": ("/scannery.v1.IndexService/Upsert", _update),
+}
+"""Calls that name an id: the path, and the body."""
+
 _LOAD = ("searches/s", "p50 ms", "p99 ms")
 _HEADER = [
     "part",
@@ -160,10 +267,11 @@ def _build(store: Path, names: Sequence[str]) -> None:
             "attributes": {"tenant": "string"}, "lexical": True,
         }
     )  # fmt: skip
+    ids = [f"d{row:0{DIGITS}}" for row in range(len(names))]
     texts = [_words(random, int(random.integers(8, 30))) for _ in names]
     publish(
         Store.open(store, create=True), spec, random_vectors(len(names), DIMENSIONS), store.parent,
-        columns={"tenant": list(names), "text": texts},
+        columns={"id": ids, "tenant": list(names), "text": texts},
     )  # fmt: skip
 
 
@@ -230,10 +338,10 @@ def _server(folder: Path) -> Iterator[tuple[int, int]]:
 
 def main() -> None:
     """Run the cases."""
-    cases = {"operations": operations, "cost": cost, "tenants": tenants}
+    cases = {"operations": operations, "cost": cost, "tenants": tenants, "timing": timing}
     run_cases(
         __doc__, cases, "scann protobuf", count=1_000_000, kind="engine", minutes=60.0, seed=0, rows=40_000,
-        tenants=10_000, seconds=1.5, rounds=5,
+        tenants=10_000, seconds=1.5, rounds=5, asked=2000,
     )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ from scannery.runtime.errors import (
     ClosedError,
     InvalidRequestError,
     OverloadedError,
+    PermissionDeniedError,
     SnapshotGoneError,
     UnknownIndexError,
 )
@@ -251,9 +252,12 @@ class Catalog:
         return self._only is None or name in self._only
 
     def manifests(self) -> Iterator[Manifest]:
-        """Yield the manifests of the indexes that the caller can see; without those that cannot be read."""
+        """Yield the manifests of the indexes that the caller can see.
+
+        Without those that cannot be read, or of which it sees nothing, since its filter does not fit them.
+        """
         for name in self.names():
-            with suppress(IndexerError, UnknownIndexError):
+            with suppress(IndexerError, UnknownIndexError, PermissionDeniedError):
                 yield self.manifest(name)
 
     def manifest(self, name: str) -> Manifest:

@@ -35,7 +35,12 @@ from scannery.indexer import (
     read_manifest,
 )
 from scannery.indexer.models.references import located_model
-from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError, UnknownIndexError
+from scannery.runtime.errors import (
+    EncoderUnavailableError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    UnknownIndexError,
+)
 from scannery.runtime.paths import current_folder
 from scannery.runtime.retry import Deadline, RetryState
 from scannery.serving import limits
@@ -114,10 +119,10 @@ def index_encoders(catalog: Catalog, index: str) -> list[ServedEncoder]:
     for name in [index] if index else catalog.names():
         try:
             manifest = catalog.manifest(name)
-        except IndexerError:
+        except (IndexerError, PermissionDeniedError):
             if index:
                 raise
-            continue  # a broken index must not hide the others
+            continue  # one that is broken, or that the caller's filter does not fit, must not hide the others
         for side, uses in _sides(manifest):
             assert side.spec.encoder is not None
             key = json.dumps([side.spec.encoder.model, side.encoder, side.dimensions], sort_keys=True)

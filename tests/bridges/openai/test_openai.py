@@ -216,6 +216,8 @@ def test_callers_need_keys_as_everywhere(server: Server, texts: Path, tmp_path: 
         "reader": file.create("reader")[1],
         "writer": file.create("writer", scopes=["write"])[1],
         "other": file.create("other", indexes=["other"])[1],
+        "part": file.create("part", access=[{"index": "*", "where": {"id": {"$ne": "t1"}}}])[1],
+        "unfit": file.create("unfit", access=[{"index": "*", "where": {"nope": 1}}])[1],
         "limited": file.create("limited", limits=Limits(tokens_per_s=0.1, burst_s=40))[1],
     }
     with (
@@ -237,6 +239,10 @@ def test_callers_need_keys_as_everywhere(server: Server, texts: Path, tmp_path: 
         assert (limited.status, error(limited)["type"]) == (429, "rate_limit_error")
         assert "tokens_per_s" in error(limited)["message"]
         assert 1 <= int(limited.headers["retry-after"]) <= 10
+        # Vectors of a text say nothing of rows; of an index that a filter does not fit, nothing is seen.
+        assert embed(http, headers["part"]).body == embed(http, headers["reader"]).body
+        assert http.ask("GET", "/v1/models", headers=headers["unfit"]).json["data"] == []
+        assert embed(http, headers["unfit"]).status == 404
         hidden = embed(http, headers["other"])
         assert (hidden.status, error(hidden)["code"]) == (404, "model_not_found")
         assert MINILM not in error(hidden)["message"].split("there is none")[-1]
