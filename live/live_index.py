@@ -43,7 +43,15 @@ from scannery.live.writing.filtered_write import (
 )
 from scannery.live.writing.group_commit import Write, Writer, append_group
 from scannery.live.writing.resolve import named_by
-from scannery.live.writing.write_views import OWN_ROWS, NamedRows, RowReader, StateMovedError, WriteView
+from scannery.live.writing.totals import RowTotal
+from scannery.live.writing.write_views import (
+    OWN_ROWS,
+    MatchingRows,
+    NamedRows,
+    RowReader,
+    StateMovedError,
+    WriteView,
+)
 from scannery.runtime.errors import (
     ClosedError,
     DeadlineError,
@@ -304,11 +312,16 @@ class LiveIndex(Generic[SnapshotT]):
         """Write a batch; return when it is durable and visible here. Raises as `Writer.submit`."""
         if not prepared.needs_state:
             return self._submit(blind_upsert(prepared, request), deadline)
-        return self._write(
-            lambda local: self._rows.named(named_by(prepared, local), local, deadline),
-            lambda view: upsert_in(view, prepared, request),
-            deadline,
-        )
+
+        def read(local: LiveState) -> tuple[WriteView, RowTotal | None]:
+            total = None
+            if prepared.max_rows is not None:
+                selection = MatchingRows(where=prepared.seen, limit=0, until_sequence=None, whole=False)
+                rows = self._rows.count(selection, local, deadline)
+                total = RowTotal(prepared.max_rows, prepared.seen, rows, local)
+            return self._rows.named(named_by(prepared, local), local, deadline), total
+
+        return self._write(read, lambda pair: upsert_in(pair[0], prepared, request, pair[1]), deadline)
 
     def delete(self, deletion: Deletion, request: Request, deadline: Deadline) -> Answer:
         """Delete; return when that is durable and visible here. Raises as `Writer.submit`."""
@@ -416,7 +429,7 @@ class LiveIndex(Generic[SnapshotT]):
             log.close()
 
     def _write(
-        self, read: Callable[[LiveState], WriteView], write: Callable[[WriteView], Write], deadline: Deadline
+        self, read: Callable[[LiveState], ReadT], write: Callable[[ReadT], Write], deadline: Deadline
     ) -> Answer:
         """Return the response to a write that needs rows.
 

@@ -327,11 +327,13 @@ class PreparedUpsert:
     seen: RowFilter | None = field(default=None, compare=False)
     """The rows of the index that the writer sees: others are not there for its conditions and updates, and are not
     replaced. None: all."""
+    max_rows: int | None = field(default=None, compare=False)
+    """Rows that the writer may see of the index after it; None: any number."""
 
     @property
     def needs_state(self) -> bool:
         """Whether the mutation depends on the state of the index."""
-        return bool(self.partial or self.conditional or self.seen is not None)
+        return bool(self.partial or self.conditional or self.seen is not None or self.max_rows is not None)
 
     @cached_property
     def encoded(self) -> bytes:

@@ -18,6 +18,7 @@ ServingError
 │   ├── QuotaError            a limit of the caller is used up
 │   ├── MemoryCeilingError    the ceiling of the server's memory leaves no room
 │   └── OtherVersionError     the index goes over to a version for which the write was not prepared
+├── FullError                 the caller may have no more rows in the index
 ├── UnavailableError          another server of the cluster does not answer now
 │   └── StateGoneError        the leaves do not have the state that was asked for
 ├── PreconditionError         another server of the cluster says that the index does not allow the request
@@ -58,6 +59,7 @@ __all__ = [
     "EncoderUnavailableError",
     "EncoderUnreachableError",
     "FeedbackUnavailableError",
+    "FullError",
     "InvalidRequestError",
     "LexicalUnavailableError",
     "MemoryCeilingError",
@@ -267,6 +269,10 @@ class OverloadedError(ServingError, code="RESOURCE_EXHAUSTED"):
 
 class QuotaError(OverloadedError):
     """The caller has used up one of its limits; it may go on after `retry_after_s`. Other callers are not concerned."""
+
+
+class FullError(ServingError, code="RESOURCE_EXHAUSTED"):
+    """A write would leave more rows than a limit of its caller allows; nothing was written. Deletions make room."""
 
 
 class MemoryCeilingError(OverloadedError):

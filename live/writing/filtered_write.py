@@ -35,6 +35,7 @@ from scannery.live.writing.resolve import (
     resolve_deletion,
     resolve_upsert,
 )
+from scannery.live.writing.totals import RowTotal
 from scannery.live.writing.write_views import (
     GroupState,
     MatchingRows,
@@ -229,16 +230,22 @@ def columns_mark(manifest: Manifest) -> Write:
     return Write(Request(""), 0, None, manifest.columns_version, lambda group: resolved)
 
 
-def upsert_in(view: WriteView, prepared: PreparedUpsert, request: Request) -> Write:
-    """Return the write of a batch with conditions or partial updates."""
+def upsert_in(
+    view: WriteView, prepared: PreparedUpsert, request: Request, total: RowTotal | None = None
+) -> Write:
+    """Return the write of a batch that depends on what is there; `total`: of the writer's rows, which is kept to."""
 
     def resolve(group: GroupState) -> Resolved:
         mutation = resolve_upsert(prepared, view.before(group))
-        return mutation, encode(mutation), mutation.rows.num_rows
+        if total is not None:
+            total.check(mutation, view, group)
+        data = prepared.encoded if mutation is prepared.mutation else encode(mutation)
+        return mutation, data, mutation.rows.num_rows
 
     look_ahead(prepared, view.state)
-    columns = prepared.mutation.columns_version
-    return Write(request, prepared.mutation.rows.nbytes, view, columns, resolve)
+    # What is there is encoded now: others wait for the transaction.
+    size_bytes = prepared.mutation.rows.nbytes if prepared.partial else len(prepared.encoded)
+    return Write(request, size_bytes, view, prepared.mutation.columns_version, resolve)
 
 
 def deletion_in(view: WriteView, deletion: Deletion, request: Request) -> Write:

@@ -179,13 +179,15 @@ def named_by(upsert: PreparedUpsert, state: LiveState) -> NamedRows:
     """Return the rows that `resolve_upsert` reads (`_rows`)."""
     names = [item.id for item in upsert.conditional] + [item.id for item in upsert.partial]
     documents = names if state.manifest.spec.source.chunk is not None else []
-    if upsert.seen is not None:  # whose filter is about all columns
+    if upsert.seen is not None or upsert.max_rows is not None:  # it matters which rows are replaced
         names = [*names, *upsert.mutation.ids, *upsert.mutation.removed_ids]
         documents = [*documents, *upsert.mutation.removed_documents]
     return NamedRows(
         ids=tuple(dict.fromkeys(names)),
         document_ids=tuple(dict.fromkeys(documents)),
+        # The filter of `seen` is about all columns.
         whole=bool(upsert.partial or upsert.seen is not None),
+        counted=upsert.max_rows is not None,
     )
 
 

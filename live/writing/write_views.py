@@ -13,7 +13,7 @@ The index while the writes of a group are appended, one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -45,19 +45,31 @@ __all__ = [
     "RowReader",
     "StateMovedError",
     "WriteView",
+    "count_rows",
     "matching_rows",
     "view_of_matching",
     "view_of_named",
 ]
 
 
+class Allows(Protocol):
+    """How a process evaluates a filter."""
+
+    def __call__(self, segment: Segment, *, alive: AllowedRows | None = None) -> AllowedRows:
+        """Return the rows of a segment that the filter allows; quick for arguments that it was given before.
+
+        Args:
+            segment: the segment.
+            alive: the live rows, of which those are returned that it allows; None: all rows.
+
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class RowFilter:
     """A filter, as this process evaluates it, and as others read it."""
 
-    allowed: Callable[[Segment], AllowedRows]
-    """Returns the rows of a segment that it allows, deleted rows included; quick for segments that it was given
-    before."""
+    allowed: Allows
     message: bytes
     """The serialised message of the request."""
 
@@ -105,7 +117,18 @@ def matching_rows(
 
 def count_matching(index: OpenIndex, selection: MatchingRows) -> int:
     """Return the number of rows that a batch and those after it would have."""
+    if selection.until_sequence is None:
+        return count_rows(index, selection.where)
     return sum(len(rows_R) for _, rows_R in matching_rows(index, selection.where, selection.until_sequence))
+
+
+def count_rows(index: OpenIndex, where: RowFilter | None) -> int:
+    """Return the number of live rows that a filter allows; `where`: None: all rows."""
+    if where is None:
+        return index.rows
+    pairs = zip(index.segments, index.alive, strict=True)
+    counts: list[int] = [where.allowed(segment, alive=alive).count for segment, alive in pairs]
+    return sum(counts)
 
 
 def _both(allowed: AllowedRows | None, alive: AllowedRows | None, total: int) -> np.ndarray:
@@ -148,6 +171,12 @@ class GroupState:
         return self._local
 
     @property
+    def written_rows(self) -> int:
+        """`LiveState.written_rows` before the next write."""
+        pending: int = sum(mutation.rows.num_rows for _, mutation in self._pending)
+        return self._local.written_rows + pending
+
+    @property
     def manifest(self) -> Manifest:
         """The manifest of the version."""
         return self._local.manifest
@@ -178,6 +207,8 @@ class NamedRows:
     """Documents, all rows of which are read."""
     whole: bool
     """Whether all columns are read; else id, document and revision."""
+    counted: bool = False
+    """Whether rows are counted: then all that is written after these rows were read belongs to what the write reads."""
 
 
 class WriteView(Protocol):
@@ -326,7 +357,9 @@ def view_of_named(
         for column in ("id", "document_id")
     )
     return FetchedView(
-        _state(manifest, sequence, tables), ids | {*needed.ids}, documents | {*needed.document_ids}
+        _state(manifest, sequence, tables),
+        None if needed.counted else ids | {*needed.ids},
+        documents | {*needed.document_ids},
     )
 
 

@@ -15,7 +15,7 @@ from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.token_buckets import MAX_COST_NS, TokenBuckets
 from scannery.serving.security.limits import RATES, ROWS, Limits
 from scannery.serving.security.policy import check_policy
-from scannery.serving.security.principal import CURRENT, Principal
+from scannery.serving.security.principal import CURRENT, Principal, current_principal
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2
 
@@ -44,6 +44,13 @@ class NoQuotas:
 
     def admit_query(self) -> None:
         """As `admit`, for a search by one vector that differs from an admitted one in nothing else."""
+
+    def max_rows(self) -> int | None:
+        """Return the rows that the current caller may see of an index after a write; None: any number."""
+        return None
+
+    def refused(self, limit: str) -> None:
+        """Count that a limit of the current caller, by its name, has refused a request."""
 
     def settle(self, request: Message, answer: Message | bytes) -> None:
         """Count what is known of an admitted request when it is answered: rows that it wrote besides those it names."""
@@ -92,6 +99,16 @@ class Quotas(NoQuotas):
         limits = None if principal is None else self.limits_of(principal)
         if principal is not None and limits is not None and limits.rates:
             self._take(principal, limits, limits.query_costs_ns)
+
+    def max_rows(self) -> int | None:
+        """As `NoQuotas.max_rows`."""
+        principal = CURRENT.get()
+        limits = None if principal is None else self.limits_of(principal)
+        return None if limits is None else limits.max_rows
+
+    def refused(self, limit: str) -> None:
+        """As `NoQuotas.refused`."""
+        self._metrics.limited.inc((current_principal().name, limit))
 
     def settle(self, request: Message, answer: Message | bytes) -> None:
         """As `NoQuotas.settle`."""

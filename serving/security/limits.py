@@ -1,5 +1,7 @@
 """Limits of a caller: how much it may ask for in a second, how large one request may be, and what is refused to it.
 
+And how many rows it may have in an index.
+
 They are part of a key or token, so that the operator sets them where it grants access. scheduling/quotas.py counts the
 rates, policy.py checks the requests.
 """
@@ -16,6 +18,7 @@ from scannery.runtime.errors import ConfigError
 
 __all__ = [
     "BYTES",
+    "MAX_ROWS",
     "QUERIES",
     "RATES",
     "REFUSABLE",
@@ -37,6 +40,9 @@ REFUSABLE = (
     "exact", "knobs", "explain", "rerank", "scan", "sort", "substring", "aggregate", "filtered_write",
 )  # fmt: skip
 """Kinds of requests that can be refused."""
+
+MAX_ROWS = "max_rows"
+"""Name of the limit of what is stored."""
 
 _NANOS = 1e9
 _MIN_RATE, _MAX_RATE = 1e-3, 1e15
@@ -79,6 +85,9 @@ class Limits:
     """Candidates of a cross-encoder."""
     max_target_recall: float | None = None
 
+    max_rows: int | None = None
+    """Rows of an index that the caller sees, after any of its writes that adds some."""
+
     refuse: tuple[str, ...] = ()
     """Kinds of requests, of REFUSABLE, that are refused."""
 
@@ -94,7 +103,7 @@ class Limits:
         for name in RATES:
             _check_range(name, getattr(self, name), _MIN_RATE, _MAX_RATE)
         _check_range("burst_s", self.burst_s, _MIN_BURST_S, _MAX_BURST_S)
-        for name in _COUNTS:
+        for name in (*_COUNTS, MAX_ROWS):
             value = getattr(self, name)
             _check_range(name, value, 0 if name == "max_offset" else 1, _MAX_COUNT)
             if isinstance(value, float):

@@ -132,8 +132,10 @@ def row_filter(masks: FilterCache, where: Node, message: Filter, deadline: Deadl
     return RowFilter(partial(_matching, masks, where, deadline), message.SerializeToString())
 
 
-def _matching(masks: FilterCache, where: Node, deadline: Deadline, segment: Segment) -> AllowedRows:
-    return masks.allowed(segment, where, deadline=deadline)
+def _matching(
+    masks: FilterCache, where: Node, deadline: Deadline, segment: Segment, *, alive: AllowedRows | None = None
+) -> AllowedRows:
+    return masks.allowed(segment, where, alive, deadline=deadline)
 
 
 _TYPED: Mapping[str, Callable[[Any], Any]] = {

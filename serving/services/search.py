@@ -160,7 +160,7 @@ class Service(MethodRegistry):
         self._batches = Batches()
         self._local = LocalShards(catalog)
         self._shards: Shards = shards or self._local
-        writes, scans = Writes(catalog), Scans(catalog, self._shards)
+        writes, scans = Writes(catalog, quotas), Scans(catalog, self._shards)
         unary = {
             _SEARCH: UnaryMethod(
                 search_pb2.SearchRequest, self._search, "read", search_pb2.SearchResponse, narrowed=True

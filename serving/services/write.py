@@ -20,6 +20,7 @@ from scannery.live.log.mutation_log import Answer, Request
 from scannery.live.prepare import PartialUpdate, TextVectors, Upserts, encode_changes, prepare
 from scannery.live.writing.filtered_write import FilteredWrite
 from scannery.runtime.errors import (
+    FullError,
     InvalidRequestError,
     OtherVersionError,
     OverloadedError,
@@ -37,6 +38,8 @@ from scannery.serving.request.write import (
     parse_upsert,
 )
 from scannery.serving.scheduling.permits import waiting
+from scannery.serving.scheduling.quotas import NoQuotas
+from scannery.serving.security.limits import MAX_ROWS
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.narrowed_writes import NarrowedWriter, row_filter
 from scannery.serving.services.registry import UnaryMethod
@@ -49,6 +52,7 @@ __all__ = ["FilteredWrites", "Writes", "foreign_warnings", "writable"]
 WrittenT = TypeVar("WrittenT")
 
 NO_REQUEST = Request("")
+_NO_QUOTAS = NoQuotas()
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,13 +60,14 @@ _LOG = logging.getLogger(__name__)
 class Writes:
     """Upsert and Delete over the indexes of a process. Safe to use from several threads."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        """Serve writes to the indexes of a catalog."""
-        self._catalog = catalog
+    def __init__(self, catalog: Catalog, quotas: NoQuotas = _NO_QUOTAS) -> None:
+        """Serve writes to the indexes of a catalog; `quotas`: what callers may have there."""
+        self._catalog, self._quotas = catalog, quotas
 
     def upsert(self, request: pb.UpsertRequest, deadline: Deadline) -> pb.UpsertResponse:
         """Write a batch atomically."""
         warnings: list[str] = []
+        max_rows = self._quotas.max_rows()
         writer = NarrowedWriter.of_caller(request.index)
 
         def write(index: LiveIndex[Snapshot]) -> Answer:
@@ -77,9 +82,13 @@ class Writes:
             if writer is not None:
                 writer.check_rows(prepared.mutation.rows, manifest)
                 prepared = replace(prepared, seen=writer.rows(index.snapshot, deadline))
-            return index.upsert(prepared, identified(request), deadline)
+            return index.upsert(replace(prepared, max_rows=max_rows), identified(request), deadline)
 
-        answer = in_newest(self._catalog, request.index, write, deadline)
+        try:
+            answer = in_newest(self._catalog, request.index, write, deadline)
+        except FullError:
+            self._quotas.refused(MAX_ROWS)
+            raise
         self._catalog.note_write()
         return pb.UpsertResponse(
             sequence=answer.sequence,

@@ -10,6 +10,7 @@ import pytest
 import scannery
 from scannery.serving import SecurityConfig
 from scannery.serving.security import KeyFile
+from scannery.serving.security.limits import parse_items
 from scannery.vertex.v1 import index_pb2
 from tests.bridges.vertex.facade_client import PARENT, Caller, facade, ids_of, refused
 from tests.bridges.vertex.test_v1 import VECTORS_ND, query
@@ -46,3 +47,25 @@ def test_a_key_for_a_part_finds_reads_and_writes_no_other_datapoints(tmp_path: P
             refused(grpc.StatusCode.PERMISSION_DENIED, caller.upsert, index, [point])
             refused(grpc.StatusCode.PERMISSION_DENIED, caller.send, index_pb2.GetIndexRequest(name=index))
             assert len(operator.read(endpoint, [f"n{row}" for row in range(10)])) == 9
+
+
+@pytest.mark.system
+def test_a_key_adds_no_datapoints_beyond_its_limit(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    scopes = ["read", "write", "admin"]
+    whole = keys.create("all", scopes=scopes)[1]
+    access, limits = [{"index": "*", "where": {"show": "a"}}], parse_items(["max_rows=3"])
+    part = keys.create("part", scopes=scopes, access=access, limits=limits)[1]
+    with facade(tmp_path, security=SecurityConfig(keys_file=str(keys.path))) as server:
+        with scannery.connect(server.address, api_key=whole, tls=False, timeout_s=120) as client:
+            client.create_index("notes", dimensions=4, attributes={"show": "string"})
+        index = f"{PARENT}/indexes/notes"
+        points = [{"datapointId": f"n{row}", "featureVector": VECTORS_ND[row].tolist()} for row in range(5)]
+        with Caller(server.address, metadata=(("authorization", f"Bearer {part}"),)) as caller:
+            caller.upsert(index, points[:2])
+            caller.upsert(index, points[:3])
+            refused(grpc.StatusCode.RESOURCE_EXHAUSTED, caller.upsert, index, points[3:4])
+            caller.upsert(index, points[1:3])
+            caller.remove(index, ["n0"])
+            caller.upsert(index, points[3:4])
+            refused(grpc.StatusCode.RESOURCE_EXHAUSTED, caller.upsert, index, points[4:])
