@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Column, Table
@@ -49,6 +49,13 @@ def create(
         list[str] | None,
         typer.Option(help="Restrict the key to this method, as Search; may be given several times."),
     ] = None,
+    statistics: Annotated[
+        Literal["own", "shared"] | None,
+        typer.Option(
+            help="With --where: weigh words by the statistics of all rows of the index (shared), or of those that the "
+            "key opens. Default: own."
+        ),
+    ] = None,
     days: Annotated[float | None, typer.Option(help="Days until the key expires. Default: never.")] = None,
     limit: Annotated[
         list[str] | None,
@@ -63,7 +70,12 @@ def create(
     from scannery.serving.security import KeyFile
     from scannery.serving.security.limits import parse_items
 
-    parts = {"where": parsed_json(where, "--where"), "fields": field, "methods": method}
+    parts = {
+        "where": parsed_json(where, "--where"),
+        "fields": field,
+        "methods": method,
+        "statistics": statistics,
+    }
     parts = {name: part for name, part in parts.items() if part is not None}
     access = [{"index": name, **parts} for name in index or ["*"]] if parts else []
     key, text = KeyFile(file).create(

@@ -1,7 +1,7 @@
 """Lexical search: the best rows of a snapshot by BM25, or by sparse vectors that users brought.
 
-Statistics are those of all live rows of the snapshot, without the filter, so that a score does not depend on how the
-index is sharded, on deleted rows, or on other queries.
+Statistics are those of all live rows of the snapshot (`Snapshot.words`), without the filter, so that a score does not
+depend on how the index is sharded, on deleted rows, or on other queries.
 
 Shapes: M rows that match, T terms.
 """
@@ -218,7 +218,7 @@ def word_index(snapshot: Snapshot, mode: str) -> WordIndex:
     """Return the words of an index; LexicalUnavailableError if it has none."""
     spec_of(snapshot.manifest, mode)
     check_not_cold(snapshot.manifest.index, snapshot.segments, mode)
-    words = snapshot.index.words
+    words = snapshot.words
     if words is None:
         raise LexicalUnavailableError(
             f"mode: index {snapshot.manifest.index!r} was built before words were kept, and has none for {mode} "

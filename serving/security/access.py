@@ -2,10 +2,12 @@
 
 An access is written as JSON, in key files and in claims of tokens:
 
-    {"index": "podcasts*", "where": {"tenant": "acme"}, "fields": ["title", "text"], "methods": ["Search"]}
+    {"index": "podcasts*", "where": {"tenant": "acme"}, "fields": ["title", "text"], "methods": ["Search"],
+     "statistics": "shared"}
 
 All keys but `index` may be missing: then nothing is restricted by them. In `where`, the string `$groups` below `$in`
-stands for the groups of the caller (groups.py).
+stands for the groups of the caller (groups.py). `statistics` says whose words weigh those of a search: of the rows that
+`where` allows (`own`), or of all rows of the index (`shared`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ __all__ = ["GROUPS", "Access", "Seen", "access_to", "nothing", "parse_access"]
 GROUPS = "$groups"
 """Stands in a filter for the groups of the caller."""
 MAX_ENTRIES = 100
-_KEYS = ("index", "where", "fields", "methods")
+STATISTICS = ("own", "shared")
+_KEYS = ("index", "where", "fields", "methods", "statistics")
 _MAX_PATTERN = 200
 _IDS = ("id", "document_id")
 
@@ -42,6 +45,8 @@ class Seen:
     """The only rows, by a filter as a serialised message; empty: all."""
     fields: frozenset[str] | None
     """The only fields, besides ids; None: all."""
+    shares_statistics: bool = False
+    """Whether its words are weighed by those of all rows of the index."""
 
     @property
     def where(self) -> Filter:
@@ -54,7 +59,8 @@ class Seen:
     def identity(self) -> bytes:
         """The same bytes for the same part."""
         fields = b"" if self.fields is None else json.dumps(sorted(self.fields)).encode()
-        return b"%d %b%b" % (len(fields), fields, self.message)
+        shared = b"shared " if self.shares_statistics else b""
+        return b"%b%d %b%b" % (shared, len(fields), fields, self.message)
 
 
 _ALL = Seen(b"", None)
@@ -72,6 +78,8 @@ class Access:
     """The only fields that may be read, besides ids; None: all."""
     methods: frozenset[str] | None = None
     """The only methods, by their names, such as `Search`; None: all that the scopes allow."""
+    statistics: str = "own"
+    """One of STATISTICS."""
 
     seen: Seen | None = field(init=False, repr=False, compare=False)
     """What it opens of an index; None: all of it."""
@@ -84,7 +92,7 @@ class Access:
 
         # Until it is known who asks, no one is in any group.
         message = build_filter(_with_groups(json.loads(self.where), ())) if self.where else Filter()
-        seen = Seen(message.SerializeToString(deterministic=True), self.fields)
+        seen = Seen(message.SerializeToString(deterministic=True), self.fields, self.statistics == "shared")
         object.__setattr__(self, "seen", seen if seen != _ALL else None)
         object.__setattr__(self, "values", dict(_equalities(message)))
 
@@ -127,6 +135,8 @@ class Access:
             entry["fields"] = sorted(self.fields)
         if self.methods is not None:
             entry["methods"] = sorted(self.methods)
+        if self.statistics != "own":
+            entry["statistics"] = self.statistics
         return entry
 
 
@@ -172,11 +182,21 @@ def _entry(entry: object, path: str) -> Access:
             raise ConfigError(
                 f"{path}.{key}: must not be null; leave it out to open all", field=f"{path}.{key}"
             )
-    where = entry.get("where")
+    where, statistics = entry.get("where"), entry.get("statistics", "own")
+    if not isinstance(statistics, str) or statistics not in STATISTICS:
+        raise ConfigError(
+            f"{path}.statistics: must be own or shared, got {statistics!r:.40}", field=f"{path}.statistics"
+        )
+    if statistics == "shared" and where is None:
+        raise ConfigError(
+            f"{path}.statistics: without a filter (where), the statistics are those of all rows",
+            field=f"{path}.statistics",
+        )
     try:
         # Sorted, so that equal filters are equal; a number that is none of JSON is refused.
         text = "" if where is None else json.dumps(where, sort_keys=True, allow_nan=False)
-        access = Access(index, text, *(_names(entry, key, path) for key in ("fields", "methods")))
+        fields, methods = (_names(entry, key, path) for key in ("fields", "methods"))
+        access = Access(index, text, fields, methods, statistics)
         if access.names_groups and (access.with_groups(["group"]).names_groups or _denies_groups(where)):
             raise ValueError(
                 f"{GROUPS} stands below $in, and not below $not, which would open all to who has no group"

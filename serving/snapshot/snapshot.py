@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment, VectorSpace
+from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment, VectorSpace, WordIndex
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN
 from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.errors import (
@@ -193,6 +193,17 @@ class Snapshot:
             _variants=self._variants if seen.fields is None else {},
             _encoders=self._encoders,
         )
+
+    @property
+    def words(self) -> WordIndex | None:
+        """The words by which searches are weighed, of its rows or, if the caller shares these, of all rows.
+
+        None: some segment has none.
+        """
+        index = self.index
+        if self.seen is not None and self.seen.shares_statistics and self.whole_index is not None:
+            index = self.whole_index
+        return index.words
 
     @property
     def rows(self) -> int:

@@ -12,7 +12,7 @@ from scannery.serving.security.access import Seen
 from scannery.v1.leaf_pb2 import At
 from scannery.v1.leaf_pb2 import Seen as SeenMessage
 
-__all__ = ["Leaves", "StateReader"]
+__all__ = ["Leaves", "StateReader", "at_as_seen"]
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 
@@ -88,7 +88,7 @@ class StateReader:
         allow_gone: bool = False,
     ) -> None:
         self._leaves, self._state, self._deadline = leaves, at, deadline
-        self.at = at if seen is None else _as_seen(at, seen)
+        self.at = at if seen is None else at_as_seen(at, seen)
         """The state, as requests name it."""
         self.narrowed = seen is not None
         """Whether a part of the index is read."""
@@ -132,13 +132,15 @@ class StateReader:
 
 
 UNKNOWN_ID = "seen"
-"""Id that no index has: leaves of releases that do not know `At.seen` must not answer with all rows."""
+"""Id that no index has: leaves of releases that do not know `At.seen` must not answer with all rows, and those that do
+not know `Seen.sharing_index_id` not with other statistics than its leaves."""
 
 
-def _as_seen(at: At, seen: Seen) -> At:
+def at_as_seen(at: At, seen: Seen) -> At:
     """Return a state as requests name it that read a part of it."""
     message = SeenMessage(
-        index_id=at.index_id,
+        index_id=UNKNOWN_ID if seen.shares_statistics else at.index_id,
+        sharing_index_id=at.index_id if seen.shares_statistics else None,
         where=seen.where if seen.message else None,
         some_fields=seen.fields is not None,
         fields=sorted(seen.fields or ()),

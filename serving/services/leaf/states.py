@@ -147,7 +147,8 @@ def _of_all(at: At) -> At:
         return at
     whole = At()
     whole.CopyFrom(at)
-    whole.index_id = at.seen.index_id
+    seen = at.seen
+    whole.index_id = seen.sharing_index_id if seen.HasField("sharing_index_id") else seen.index_id
     whole.ClearField("seen")
     return whole
 
@@ -158,4 +159,8 @@ def seen_of(at: At) -> Seen | None:
         return None
     message = at.seen
     where = message.where.SerializeToString(deterministic=True) if message.HasField("where") else b""
-    return Seen(where, frozenset(message.fields) if message.some_fields else None)
+    return Seen(
+        where,
+        frozenset(message.fields) if message.some_fields else None,
+        message.HasField("sharing_index_id"),
+    )

@@ -1958,8 +1958,8 @@ class WhoAmIResponse(_message.Message):
     limits_json: _builtins.str
     """Limits of the caller as a JSON object, with the names of `scannery keys create --limit`; empty: it has none."""
     access_json: _builtins.str
-    """What it sees of the indexes that it sees, as a JSON list of objects with `index`, `where`, `fields` and `methods`,
-    with its groups in the filters: the first whose pattern names an index counts. Empty: all of them.
+    """What it sees of the indexes that it sees, as a JSON list of objects with `index`, `where`, `fields`, `methods` and
+    `statistics`, with its groups in the filters: the first whose pattern names an index counts. Empty: all of them.
     """
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

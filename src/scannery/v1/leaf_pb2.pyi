@@ -78,10 +78,15 @@ class Seen(_message.Message):
     WHERE_FIELD_NUMBER: _builtins.int
     SOME_FIELDS_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
+    SHARING_INDEX_ID_FIELD_NUMBER: _builtins.int
     index_id: _builtins.str
     """Id of the index, in place of that beside it."""
     some_fields: _builtins.bool
     """Whether `fields` are the only fields, besides ids."""
+    sharing_index_id: _builtins.str
+    """Id of the index, in place of `index_id`, if words are weighed by the statistics of all rows: a leaf of a release that does
+    not know it finds no such state.
+    """
     @_builtins.property
     def where(self) -> _types_pb2.Filter:
         """The only rows; missing: all."""
@@ -97,12 +102,15 @@ class Seen(_message.Message):
         where: _types_pb2.Filter | None = ...,
         some_fields: _builtins.bool = ...,
         fields: _abc.Iterable[_builtins.str] | None = ...,
+        sharing_index_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sharing_index_id", b"_sharing_index_id", "sharing_index_id", b"sharing_index_id", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "index_id", b"index_id", "some_fields", b"some_fields", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sharing_index_id", b"_sharing_index_id", "fields", b"fields", "index_id", b"index_id", "sharing_index_id", b"sharing_index_id", "some_fields", b"some_fields", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__sharing_index_id: _TypeAlias = _typing.Literal["sharing_index_id"]  # noqa: Y015
+    _WhichOneofArgType__sharing_index_id: _TypeAlias = _typing.Literal["_sharing_index_id", b"_sharing_index_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sharing_index_id) -> _WhichOneofReturnType__sharing_index_id | None: ...
 
 Global___Seen: _TypeAlias = Seen  # noqa: Y015
 
