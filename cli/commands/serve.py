@@ -37,10 +37,10 @@ _ENCODER = "Encoder process"
     "store listen workers index cold compact memory log role group leaves leaves_key leaves_ca leaves_cert "
     "leaves_cert_key device encoder encoder_key encoder_ca reranker model drain http http_cors http_host "
     "metrics_listen recall_share hold_recall keep_queries traffic_share traffic_text traffic_vectors traffic_days "
-    "traffic_client_ids shadow shadow_interleave audit audit_lenient audit_file_size cached_queries memory_budget "
-    "log_json keys jwks jwt_issuer jwt_audience jwt_access_claim groups tls_cert tls_key behind_tls client_ca "
-    "limit public_health reflection insecure bridges mcp console vertex vertex_address vertex_contents vertex_private "
-    "vertex_model tls_dev",
+    "traffic_client_ids shadow shadow_interleave audit audit_lenient audit_otlp audit_file_size cached_queries "
+    "memory_budget log_json keys jwks jwt_issuer jwt_audience jwt_access_claim groups tls_cert tls_key "
+    "behind_tls client_ca limit public_health reflection insecure bridges mcp console vertex vertex_address "
+    "vertex_contents vertex_private vertex_model tls_dev",
     ServerConfig,
     SecurityConfig,
     RemoteConfig,

@@ -57,6 +57,7 @@ class Chain:
         server: str,
         file_bytes: int,
         facts: Mapping[str, Any],
+        tell: Callable[[Sequence[bytes]], None] = lambda lines: None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Take the first chain of a folder that no other process writes, and go on behind its last whole record.
@@ -66,6 +67,7 @@ class Chain:
             server: id of the server.
             file_bytes: size from which on another file is begun.
             facts: what the first record of each file says of this process.
+            tell: called with the lines that are in a file.
             clock_ns: wall clock, nanoseconds since 1970.
 
         Raises:
@@ -73,10 +75,10 @@ class Chain:
 
         """
         self._folder, self._server, self._file_bytes = Path(folder), server, file_bytes
-        self._facts, self._clock_ns = facts, clock_ns
+        self._facts, self._tell, self._clock_ns = facts, tell, clock_ns
         self._path, self._file, self._size, self._day = Path(), -1, 0, 0
-        self._unsure: list[str] = []
-        """Hashes of the records of a write that failed, of which any number may be in the file."""
+        self._unsure: list[tuple[str, bytes]] = []
+        """Hashes and lines of the records of a write that failed, of which any number may be in the file."""
         self._opens = False
         """Whether these are of the first record of a file, and not of `append`."""
         self._is_changed = False
@@ -143,9 +145,10 @@ class Chain:
     def _resume(self) -> None:
         """Begin a file after a write that failed, behind what that has written."""
         tail = _tail_of(self._files())
-        count, hashes = tail.n - self.n, [self.hash, *self._unsure]
+        count, hashes = tail.n - self.n, [self.hash, *(each for each, _ in self._unsure)]
         if self._is_changed or not 0 <= count < len(hashes) or hashes[count] != tail.hash:
             raise AuditError(f"somebody else has changed files of the audit log in {self._folder}")
+        self._tell([line for _, line in self._unsure[:count]])
         self.n, self.hash, self._unsure = tail.n, tail.hash, []
         self._skips += 0 if self._opens else count
         self._begin_file("failure")
@@ -197,12 +200,13 @@ class Chain:
             if sync:
                 os.fdatasync(self._file)
         except OSError:
-            self._unsure = hashes
+            self._unsure = [*zip(hashes, lines, strict=True)]
             self._end_file()
             raise
         self._size, self._unsure = self._size + size, []
         self.n += len(records)
         self.hash = hashes[-1] if hashes else self.hash
+        self._tell(lines)
 
     def _end_file(self) -> None:
         if self._file >= 0:

@@ -22,6 +22,7 @@ from itertools import count
 from scannery.runtime.errors import AuditError
 from scannery.runtime.retry import Backoff
 from scannery.serving.audit.chain import Chain
+from scannery.serving.audit.exporter import Exporter
 from scannery.serving.audit.records import CallRecord, Event, Record, call_facts
 from scannery.serving.config import AuditConfig
 from scannery.serving.telemetry.calls import Call
@@ -64,9 +65,13 @@ class AuditTrail:
             server: id of the server.
             clock_ns: wall clock, nanoseconds since 1970.
 
+        Raises:
+            ConfigError: it is to be sent to a collector, and the packages for that are missing.
+
         """
         self._config, self._metrics, self._server, self._clock_ns = config, metrics, server, clock_ns
         self._chain: Chain
+        self._exporter = Exporter(config.otlp, metrics, server=server) if config.otlp else None
         self._waiting: deque[CallRecord] = deque()
         self._calls = count(1)
         self._idles = True
@@ -97,19 +102,24 @@ class AuditTrail:
             server=self._server,
             file_bytes=config.file_bytes,
             facts={"format": 1, "process": os.getpid()},
+            tell=(lambda lines: None) if self._exporter is None else self._exporter.put,
             clock_ns=self._clock_ns,
         )
         self._tell()
         self._thread.start()
+        if self._exporter is not None:
+            self._exporter.start()
 
     def stop(self) -> None:
-        """Write what waits, for at most ten seconds, and end the thread."""
+        """Write what waits, for at most ten seconds, and end the threads."""
         if self._thread.ident is None:
             return
         with self._changed:
             self._stopped = True
             self._wake()
         self._thread.join(WITHIN_S)
+        if self._exporter is not None:
+            self._exporter.stop()
 
     def check(self) -> None:
         """Raise AuditError if calls are not to be answered now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.options import check_ranges, option
@@ -33,6 +34,15 @@ class AuditConfig:
         "--audit-lenient",
     )
 
+    otlp: str = _option(
+        "",
+        "Send a copy of the records to a collector of OpenTelemetry, by OTLP (Protobuf over HTTP) to this URL, as "
+        "http://127.0.0.1:4318/v1/logs. Records that it does not take in time are counted; the folder has all.",
+        "--audit-otlp",
+        metavar="URL",
+    )
+    """URL at which a collector takes logs; empty: there is none."""
+
     file_bytes: int = _option(
         64 << 20,
         "Begin another file when one has this size; there is one a day at least.",
@@ -48,6 +58,27 @@ class AuditConfig:
         check_ranges(self)
         if self.lenient and not self.folder:
             raise ConfigError("lenient: needs an audit log (--audit)", field="lenient")
+        if self.otlp and not self.folder:
+            raise ConfigError("otlp: needs an audit log (--audit), of which it is a copy", field="otlp")
+        if self.otlp:
+            _check_url(self.otlp)
         if "://" in self.folder:
             raise ConfigError(f"folder: must be a local folder, got {self.folder!r:.200}", field="folder")
         make_absolute(self, "folder")
+
+
+def _check_url(url: str) -> None:
+    """Raise ConfigError unless it is where a collector may take logs."""
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_right = False
+    if not (is_right and url.isascii() and url.isprintable() and " " not in url):
+        raise ConfigError(f"otlp: must be a URL with http or https, got {url!r:.200}", field="otlp")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            "otlp: must have no user or password; headers are in OTEL_EXPORTER_OTLP_HEADERS", field="otlp"
+        )
+    if parts.path in ("", "/"):
+        raise ConfigError("otlp: must have a path, of most collectors /v1/logs", field="otlp")

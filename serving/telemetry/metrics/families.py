@@ -190,9 +190,20 @@ class ServerMetrics:
             "Rows of these logs that were dropped, since those before them could not be stored in time.",
             ("log",),
         )
-        self.audit_records, self.audit_lost, self.audit_failing = (
+        (
+            self.audit_records,
+            self.audit_lost,
+            self.audit_exported,
+            self.audit_unexported,
+            self.audit_failing,
+        ) = (
             Counter("scannery_audit_records_total", "Records of the audit log that were written."),
             Counter("scannery_audit_lost_total", "Calls that have no record in the audit log."),
+            Counter("scannery_audit_exported_total", "Records of the audit log that a collector has taken."),
+            Counter(
+                "scannery_audit_unexported_total",
+                "Records of the audit log that are in its files, and that the collector has not taken.",
+            ),
             Gauge(
                 "scannery_audit_failing_seconds",
                 "Time since the audit log cannot be written; 0: it can.",
