@@ -285,7 +285,7 @@ def forget(
 
     A server writes within a minute: for a client that is still active, call it again after that.
     """
-    from scannery.indexer.traffic.forgetting import forget_client, forget_document, forget_text
+    from scannery.indexer.traffic.forgetting import forget_client, forget_documents, forget_text
     from scannery.serving.traffic.masking import logged_text
 
     if [client, text, document].count(None) != 2 or (client_id is not None and client is None):
@@ -298,7 +298,7 @@ def forget(
     elif text is not None:
         report = forget_text(opened, name, logged_text(text))
     else:
-        report = forget_document(opened, name, str(document))
+        report = forget_documents(opened, name, [str(document)])
     if as_json:
         print_json(asdict(report))
     else:

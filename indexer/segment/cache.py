@@ -113,6 +113,11 @@ class SegmentCache:
         finally:
             _release(lock)
 
+    def discard(self, sha256: str) -> None:
+        """Remove what was unpacked of a segment, unless a process has it open."""
+        for path in self.folder.glob(f"{sha256}*"):
+            _discard_unused(path)
+
     def _held(self, final: Path, unpack: Callable[[Path], None], size_bytes: int) -> int:
         """Return the locked descriptor of the folder of a segment, which is unpacked if it is not there."""
         make_private(self.folder, "the cache of segments (SCANNERY_CACHE_DIR)")
@@ -203,13 +208,8 @@ class SegmentCache:
                 return evicted
             if path == keep or path.name.startswith(_DRAFT):
                 continue
-            if (lock := _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
-                continue  # a process has it open
-            try:
-                _discard(path)
-            finally:
-                _release(lock)
-            total, evicted = total - sizes[path], True
+            if _discard_unused(path):
+                total, evicted = total - sizes[path], True
         if total > self.max_bytes and not self._has_warned:
             self._has_warned = True
             _LOG.warning(
@@ -415,6 +415,17 @@ def _files(folder: Path) -> Iterator[Path]:
         for name in names
         if (path := Path(parent, name)).is_file()
     )
+
+
+def _discard_unused(folder: Path) -> bool:
+    """Remove a folder of the cache unless a process has it open; return whether it was removed."""
+    if (lock := _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+        return False
+    try:
+        _discard(folder)
+    finally:
+        _release(lock)
+    return True
 
 
 def _discard(folder: Path) -> None:

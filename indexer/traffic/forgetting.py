@@ -7,7 +7,7 @@ ended is repeated as it is: events go before their query, without which nobody c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Generic, TypeVar
@@ -19,7 +19,7 @@ from scannery.indexer.traffic.keys import TrafficKey, client_hashes, read_keys
 from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery, ShadowAnswer, day_of
 from scannery.indexer.traffic.texts import same_text
 
-__all__ = ["ForgetReport", "forget_client", "forget_document", "forget_text"]
+__all__ = ["ForgetReport", "forget_client", "forget_documents", "forget_text"]
 
 QueryT = TypeVar("QueryT", bound=LoggedQuery)
 RowT = TypeVar("RowT", LoggedQuery, ShadowAnswer, LoggedEvent)
@@ -36,7 +36,7 @@ class ForgetReport:
     """Files that were replaced or removed."""
 
 
-def forget_client(store: Store, index: str, client: str) -> ForgetReport:
+def forget_client(store: Store, index: str, client: str, *, dry_run: bool = False) -> ForgetReport:
     """Remove the queries of a client, what was done with their answers, and the feedback that it gave.
 
     Args:
@@ -44,6 +44,7 @@ def forget_client(store: Store, index: str, client: str) -> ForgetReport:
         index: name of the index.
         client: as the server names who asks: a key (`NAME/ID`), `sub/SUBJECT` of a token, or an address; followed by a
             zero byte and its `client_id`, if it asked for one.
+        dry_run: only count.
 
     Raises:
         CorruptError: a file or a key is damaged; it is named.
@@ -56,6 +57,7 @@ def forget_client(store: Store, index: str, client: str) -> ForgetReport:
         index,
         lambda day, row: row.client_id in hashes.of(day),
         is_event_gone=lambda day, row: row.client_id in hashes.of(day),
+        dry_run=dry_run,
     )
 
 
@@ -70,16 +72,29 @@ def forget_text(store: Store, index: str, text: str) -> ForgetReport:
     )
 
 
-def forget_document(store: Store, index: str, document_id: str) -> ForgetReport:
-    """Remove what was done with a document or its passages, and its id among hits; raises as `forget_client`."""
+def forget_documents(
+    store: Store, index: str, ids: Collection[str], *, dry_run: bool = False
+) -> ForgetReport:
+    """Remove what was done with documents or their passages, and their ids among hits; raises as `forget_client`.
 
-    def is_of_it(hit_id: str) -> bool:
+    Args:
+        store: the store.
+        index: name of the index.
+        ids: of documents, or of datapoints.
+        dry_run: only count.
+
+    """
+    gone = frozenset(ids)
+    if not gone:
+        return ForgetReport(queries=0, events=0, files=0)
+
+    def is_of_them(hit_id: str) -> bool:
         before, separator, number = hit_id.rpartition("#")
-        return hit_id == document_id or (separator == "#" and before == document_id and number.isdecimal())
+        return hit_id in gone or (separator == "#" and before in gone and number.isdecimal())
 
     def without(row: QueryT) -> QueryT:
         pairs = zip(row.query_response_hit_ids, row.scores, strict=True)
-        kept = [(hit_id, score) for hit_id, score in pairs if not is_of_it(hit_id)]
+        kept = [(hit_id, score) for hit_id, score in pairs if not is_of_them(hit_id)]
         if len(kept) == len(row.scores):
             return row
         return replace(
@@ -88,11 +103,12 @@ def forget_document(store: Store, index: str, document_id: str) -> ForgetReport:
             scores=[score for _, score in kept],
         )
 
-    queries, shadows = _Rewriting(store, index, LoggedQuery), _Rewriting(store, index, ShadowAnswer)
+    queries = _Rewriting(store, index, LoggedQuery, dry_run=dry_run)
+    shadows = _Rewriting(store, index, ShadowAnswer, dry_run=dry_run)
     queries.changed(lambda day, row: without(row))
     shadows.changed(lambda day, row: without(row))
-    events = _Rewriting(store, index, LoggedEvent)
-    events.without(lambda day, row: is_of_it(row.object_id))
+    events = _Rewriting(store, index, LoggedEvent, dry_run=dry_run)
+    events.without(lambda day, row: is_of_them(row.object_id))
     return _report(queries, shadows, events)
 
 
@@ -101,17 +117,20 @@ def _forget(
     index: str,
     is_query_gone: Callable[[date, LoggedQuery], bool],
     is_event_gone: Callable[[date, LoggedEvent], bool] = lambda day, row: False,
+    *,
+    dry_run: bool = False,
 ) -> ForgetReport:
     """Remove queries, the events on them, and other events."""
-    queries, events = _Rewriting(store, index, LoggedQuery), _Rewriting(store, index, LoggedEvent)
-    shadows = _Rewriting(store, index, ShadowAnswer)
+    queries = _Rewriting(store, index, LoggedQuery, dry_run=dry_run)
+    events = _Rewriting(store, index, LoggedEvent, dry_run=dry_run)
+    shadows = _Rewriting(store, index, ShadowAnswer, dry_run=dry_run)
 
     def forget_events(query_ids: Set[str]) -> None:
         events.without(lambda day, row: row.query_id in query_ids or is_event_gone(day, row))
 
     rows = read_rows(store, index, LoggedQuery)
     forget_events({row.query_id for row in rows if is_query_gone(day_of(row), row)})
-    if removed := queries.without(is_query_gone):
+    if (removed := queries.without(is_query_gone)) and not dry_run:
         forget_events(removed)  # those that were written meanwhile
     shadows.without(is_query_gone)
     return _report(queries, shadows, events)
@@ -133,8 +152,8 @@ class _Hashes:
 class _Rewriting(Generic[RowT]):
     """The replacement of the files of one kind."""
 
-    def __init__(self, store: Store, index: str, kind: type[RowT]) -> None:
-        self._store, self._index = store, index
+    def __init__(self, store: Store, index: str, kind: type[RowT], *, dry_run: bool) -> None:
+        self._store, self._index, self._dry_run = store, index, dry_run
         self._kind: type[RowT] = kind
         self.rows = self.files = 0
         """Rows and files that were changed or removed."""
@@ -172,13 +191,15 @@ class _Rewriting(Generic[RowT]):
                 if not touched:
                     continue
                 after = [row for row in results if row is not None]
-                if after:
+                if self._dry_run:
+                    pass
+                elif after:
                     self._store.write(key, file_of_rows(after))
                 else:
                     self._store.delete(key)
                 self.rows += touched
                 self.files += 1
-        return has_moved or self.files > before_files
+        return not self._dry_run and (has_moved or self.files > before_files)
 
 
 def _report(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from scannery.runtime.errors import OverloadedError
 
 __all__ = ["SharedLock", "Task", "TaskLock", "TaskLocks", "lock_root_of", "locked"]
 
+LOOK_S = 0.1
 Task = Literal["seal", "merge", "gc", "migrate"]
 
 
@@ -109,19 +111,22 @@ class TaskLocks:
 
 
 @contextmanager
-def locked(lock_root: Path, index: str, task: Task) -> Iterator[None]:
+def locked(lock_root: Path, index: str, task: Task, *, wait_s: float = 0.0) -> Iterator[None]:
     """Hold the file lock of a task, for a command of the user.
 
     Args:
         lock_root: parent folder of all locks (`lock_root_of`).
         index: name of the index.
         task: the task.
+        wait_s: how long another process is waited for.
 
     Raises:
         OverloadedError: another process runs the task.
 
     """
-    lock = _try_lock(_lock_path(lock_root, index, task))
+    path, end_s = _lock_path(lock_root, index, task), time.monotonic() + wait_s
+    while (lock := _try_lock(path)) is None and time.monotonic() < end_s:
+        time.sleep(LOOK_S)
     if lock is None:
         raise OverloadedError(f"index {index!r}: another process runs this task ({task})", retry_after_s=5.0)
     with _held(lock):

@@ -10,7 +10,7 @@ by id when the result is committed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,7 @@ def merge(
     fill_cache: bool = True,
     threads: int | None = None,
     filling: bool = False,
+    rewritten: Collection[str] = (),
     seconds: Callable[[], int] = WALL_SECONDS,
 ) -> MergeReport | None:
     """Merge the due group with the fewest rows, as a new version; return None if none is due.
@@ -89,6 +90,7 @@ def merge(
             is not used: segments are unpacked into a folder that is removed after the merge.
         threads: for building segments; None: one per available core.
         filling: whether rows are added quickly: merges that can wait are not due, and others take less effort.
+        rewritten: keys of segments of which one is written anew without its deleted rows, in place of what is due.
         seconds: returns the second since 1970, by which rows have expired: the new segment does not contain them.
 
     Raises:
@@ -97,13 +99,22 @@ def merge(
         AlreadyExistsError: other processes committed versions during all MAX_ATTEMPTS attempts.
 
     """
-    if not due(read_manifest(store, index), filling=filling):
+    if not _groups(read_manifest(store, index), filling, rewritten):
         return None
     with _opening(cache, fill_cache) as opening, working(store, index) as lease:
         manifest = hold_current(store, index, lease)
-        return (
-            None if manifest is None else _merge_first(store, manifest, opening, threads, filling, seconds())
-        )
+        if manifest is None:
+            return None
+        groups = _groups(manifest, filling, rewritten)
+        return _merge_first(store, manifest, groups, opening, threads, filling, seconds())
+
+
+def _groups(manifest: Manifest, filling: bool, rewritten: Collection[str]) -> list[tuple[SegmentEntry, ...]]:
+    """Return the groups to merge, in the order in which they are tried."""
+    if rewritten:
+        return [(entry,) for entry in manifest.segments if entry.key in rewritten]
+    groups = due(manifest, filling=filling)
+    return [*groups, *(full_tiers(manifest) if groups else ())]
 
 
 @dataclass(frozen=True)
@@ -125,12 +136,17 @@ def _opening(cache: SegmentCache | None, fill_cache: bool) -> Iterator[_Opening]
 
 
 def _merge_first(
-    store: Store, manifest: Manifest, opening: _Opening, threads: int | None, filling: bool, second: int
+    store: Store,
+    manifest: Manifest,
+    groups: Sequence[Sequence[SegmentEntry]],
+    opening: _Opening,
+    threads: int | None,
+    filling: bool,
+    second: int,
 ) -> MergeReport | None:
     errors: list[Exception] = []
-    groups = due(manifest, filling=filling)
     tried: list[set[str]] = []
-    for group in [*groups, *(full_tiers(manifest) if groups else ())]:
+    for group in groups:
         if (keys := {entry.key for entry in group}) in tried:
             continue
         tried.append(keys)

@@ -10,7 +10,7 @@ import pytest
 
 from scannery.indexer import Store, StoreError
 from scannery.indexer.traffic.day_files import days_of, read_rows, write_rows
-from scannery.indexer.traffic.forgetting import forget_client, forget_document, forget_text
+from scannery.indexer.traffic.forgetting import forget_client, forget_documents, forget_text
 from scannery.indexer.traffic.keys import TrafficKey, add_key, client_hash, read_keys, usable_keys
 from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery, day_of
 from tests.indexer.traffic.test_day_files import NOON, event, query
@@ -64,7 +64,7 @@ def test_a_document_is_forgotten_with_its_passages(store: Store) -> None:
     hits = ["e1#0", "e1", "e1#12", "e10", "e1#x", "e2#1"]
     row = query(1, query_response_hit_ids=hits, scores=[float(number) for number in range(6)])
     write_rows(store, INDEX, [row, query(2), event(1, object_id="e1#12"), event(1, object_id="e10")], "a-0")
-    report = forget_document(store, INDEX, "e1")
+    report = forget_documents(store, INDEX, ["e1"])
     assert (report.queries, report.events, report.files) == (1, 1, 2)
     first, second = read_rows(store, INDEX, LoggedQuery)
     assert (first.query_response_hit_ids, first.scores) == (["e10", "e1#x", "e2#1"], [3.0, 4.0, 5.0])

@@ -11,7 +11,7 @@ import pytest
 from scannery.indexer import Store
 from scannery.indexer.traffic import merging
 from scannery.indexer.traffic.day_files import days_of, read_rows, write_rows
-from scannery.indexer.traffic.forgetting import forget_document, forget_text
+from scannery.indexer.traffic.forgetting import forget_documents, forget_text
 from scannery.indexer.traffic.merging import MIN_FILES, merge_days
 from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery
 from tests.indexer.traffic.test_day_files import NOON, event, query
@@ -119,7 +119,7 @@ def test_a_document_is_forgotten_in_files_that_are_merged_before_they_are_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merged_at_the_first_reading(store, monkeypatch)
-    forget_document(store, "library", "a")
+    forget_documents(store, "library", ["a"])
     assert {
         hit for row in read_rows(store, "library", LoggedQuery) for hit in row.query_response_hit_ids
     } == {"b"}

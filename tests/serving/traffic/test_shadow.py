@@ -17,7 +17,7 @@ import scannery
 from scannery.cli.commands.log import log_app
 from scannery.indexer import Store
 from scannery.indexer.traffic.day_files import read_rows
-from scannery.indexer.traffic.forgetting import forget_client, forget_document
+from scannery.indexer.traffic.forgetting import forget_client, forget_documents
 from scannery.indexer.traffic.rows import LoggedQuery, ShadowAnswer
 from scannery.runtime.errors import ConfigError
 from scannery.serving import SecurityConfig
@@ -65,7 +65,7 @@ def test_both_answers_are_logged_under_one_id(store: Path) -> None:
     report = shadow(store)
     assert report["answers"] == 2 and report["overlap"]["mean"] < 1
 
-    forget_document(opened, "talks", "d30")
+    forget_documents(opened, "talks", ["d30"])
     assert all("d30" not in each.query_response_hit_ids for each in read_rows(opened, "talks", ShadowAnswer))
     forget_client(opened, "talks", "127.0.0.1")
     assert list(read_rows(opened, "talks", ShadowAnswer)) == []
