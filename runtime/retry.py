@@ -86,19 +86,27 @@ class RetryState(Backoff):
         self.problem = ""
         """What cannot be done and why, for callers: without paths of this machine; empty if the last try worked."""
 
-    def failed(self, what: str, error: Exception) -> None:
-        """Count the error of a try and put off the next one; `what` says what cannot be done.
+    def failed(self, what: str, error: Exception, *, put_off: bool = True) -> None:
+        """Count the error of a try, and put off the next one.
 
         The same error as before is logged at debug level only.
+
+        Args:
+            what: cannot be done.
+            error: why.
+            put_off: False: the next try is due at once.
+
         """
         problem = f"{what}: {_message(error)}"
         level = logging.DEBUG if problem == self.problem else logging.ERROR
         expected = isinstance(error, (CodedError, OSError))
+        wait_s = self.back_off()
+        if not put_off:
+            wait_s, self.retry_at_s = 0.0, float("-inf")
         # The chain of causes holds frames, and these may hold open segments: only the log gets it.
         _LOG.log(
-            level, "%s: %s; trying again in %.0f s", what, error, self.back_off(),
-            exc_info=None if expected else error,
-        )  # fmt: skip
+            level, "%s: %s; trying again in %.0f s", what, error, wait_s, exc_info=None if expected else error
+        )
         error.__cause__ = error.__context__ = error.__traceback__ = None
         self.problem = problem
         self.error = error

@@ -46,6 +46,7 @@ from scannery.runtime.errors import (
     OverloadedError,
     PermissionDeniedError,
     SnapshotGoneError,
+    UnavailableError,
     UnknownIndexError,
 )
 from scannery.runtime.retry import Deadline
@@ -64,6 +65,7 @@ from scannery.serving.catalog.published_versions import (
     is_stored,
 )
 from scannery.serving.catalog.version_opener import VersionOpener
+from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT, current_seen, is_visible
 from scannery.serving.snapshot.snapshot import Snapshot
 
@@ -296,11 +298,29 @@ class Catalog:
     def open_created(self, name: str, *, wait_s: float = OPEN_S) -> None:
         """Open the latest version of an index that was just made; an error is kept in its entry.
 
-        Opening another index may take minutes: after `wait_s` seconds, this one is left to be opened later.
+        Opening another index may take minutes: after `wait_s` seconds, this one is left to be opened later. So is one
+        that leaves do not have by then.
         """
+        if self._versions.are_of_leaves:
+            self._await_leaves(name, wait_s)
+        else:
+            self._open_latest(name, wait_s)
+
+    def _open_latest(self, name: str, wait_s: float) -> None:
         with self._turn(wait_s) as held:
             if held:
                 self._refresh_entry(name, is_stored=True)
+
+    def _await_leaves(self, name: str, wait_s: float) -> None:
+        """Wait until the watcher has opened the latest version of an index, which it does when leaves have."""
+        version = latest_version(self.store, name)
+
+        def is_open() -> bool:
+            entry = self._entries.get(name)
+            return version is None or (entry is not None and (entry.version or 0) >= version)
+
+        with waiting(), self.moved:
+            self.moved.wait_for(is_open, wait_s)
 
     def altered(self, name: str) -> None:
         """Open the version of an index whose spec was just changed here.
@@ -321,7 +341,7 @@ class Catalog:
             if version is None:
                 return False
             if self._opener.new_bytes(name, version, self._entries.get(name)) <= self._upkeep.small_bytes:
-                self.open_created(name, wait_s=wait_s)
+                self._open_latest(name, wait_s)
             return True
         return False
 
@@ -626,7 +646,11 @@ class Catalog:
             if entry is None and not is_stored:
                 raise
             entry = self._entry(name)
-            entry.opening.failed(f"index {name}: its versions cannot be listed", error)
+            # Leaves may open it at any moment.
+            leaves_lack_it = isinstance(error, UnavailableError)
+            entry.opening.failed(
+                f"index {name}: its versions cannot be listed", error, put_off=not leaves_lack_it
+            )
             return entry
         if version is None:
             self._forget(name, dropped=True)

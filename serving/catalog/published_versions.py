@@ -58,6 +58,8 @@ class PublishedVersions:
     def __init__(self, store: Store, leaves: WatchedLeaves | None = None) -> None:
         """Tell the versions of a store; `leaves`: have the rows, None: this process has."""
         self._store, self._leaves = store, leaves
+        self.are_of_leaves = leaves is not None
+        """Whether a version can be opened only when leaves have it open."""
 
     def latest(self, index: str, current: int | None) -> int | None:
         """Return the version to be open; None: the store has no such index.

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from scannery.indexer import (
+    NO_SHARDS,
     AlreadyExistsError,
     EncoderSpec,
     IndexerError,
@@ -41,6 +42,7 @@ from scannery.runtime.errors import (
     OverloadedError,
     PermissionDeniedError,
     ServingError,
+    UnsupportedError,
 )
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
@@ -433,6 +435,15 @@ class Alteration:
 
     def _check_not_dynamic(self, manifest: Manifest, names: Collection[str]) -> None:
         """Refuse to declare names that datapoints have as dynamic attributes: filters would not find their values."""
+        if names and self._catalog.live(manifest.index).state.shards is NO_SHARDS:
+            [name, *_] = sorted(names)
+            raise UnsupportedError(
+                f"changes.attributes.{name}: index {manifest.index!r} is dynamic, and a root of a cluster cannot tell "
+                f"whether datapoints have {name!r} as a dynamic attribute. Start `scannery serve` with the --store and "
+                f"the --log of this root, without --role, and call that (`scannery index alter {manifest.index} "
+                f"--attribute {name}=TYPE --target HOST:PORT`)",
+                field=f"changes.attributes.{name}",
+            )
         live = self._catalog.live(manifest.index)
         if live.state.manifest.version != manifest.version:  # another process has just published it
             self._catalog.open_created(manifest.index)

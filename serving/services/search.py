@@ -21,7 +21,6 @@ from scannery.runtime.errors import (
     FeedbackUnavailableError,
     InvalidRequestError,
     LexicalUnavailableError,
-    UnsupportedError,
 )
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
@@ -197,8 +196,6 @@ class Service(MethodRegistry):
             ),
             **Embedding(KnownEncoders(catalog, models)).methods,
         }
-        if not self._shards.are_local:
-            unary = {path: _known_to_roots(path, method) for path, method in unary.items()}
         super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"}, quotas=quotas)
 
     def resolved(self, request: MessageT, *, look: bool = True) -> MessageT:
@@ -542,35 +539,3 @@ def _taken(
             "--traffic-share)"
         )
     return feedback(request)
-
-
-def _known_to_roots(path: str, method: UnaryMethod) -> UnaryMethod:
-    """Return a method that a root has as every server does, or else one that says that it does not."""
-    if path.rpartition("/")[2] in _OF_EVERY_SERVER:
-        return method
-    return UnaryMethod(method.request, partial(_refuse, path), method.scope, narrowed=method.narrowed)
-
-
-_OF_EVERY_SERVER = {
-    *(
-        "Search",
-        "SearchMany",
-        "Get",
-        "Scan",
-        "Project",
-        "Count",
-        "Facets",
-        "AttributeStats",
-        "Explain",
-        "Feedback",
-    ),
-    *("Embed", "ListEncoders"),
-    *("ListIndexes", "GetIndex", "ListAliases", "SetAlias", "DeleteAlias"),
-    *("Upsert", "Delete", "DeleteWhere", "UpdateWhere", "BranchIndex"),
-    *("ListVersions", "GetVersion", "RollbackIndex", "WhoAmI", "GetMetrics"),
-}
-
-
-def _refuse(path: str, request: Message, deadline: Deadline) -> Message:
-    name = path.rpartition("/")[2]
-    raise UnsupportedError(f"{name} is not served by a root of a cluster yet; call a server with all shards")

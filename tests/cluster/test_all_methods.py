@@ -338,22 +338,6 @@ def test_what_a_root_explains(pair: Pair) -> None:
     assert {"encode", "hydrate"} <= {stage.stage for stage in root.explanation.stages}
 
 
-CHANGES: dict[str, Fields] = {
-    "CreateIndex": {"specJson": "{}"},
-    "AlterIndex": {"index": "talks"},
-    "DropIndex": {"index": "talks"},
-}
-
-
-@pytest.mark.parametrize("method", CHANGES)
-def test_changes_of_indexes_are_refused(pair: Pair, method: str) -> None:
-    kind = getattr(index_pb2, f"{method}Request")
-    status, message = _answer(pair.channels[1], "Index", method, ParseDict(CHANGES[method], kind()))
-    assert status == grpc.StatusCode.UNIMPLEMENTED
-    assert method in message
-    assert "root" in message
-
-
 def test_the_sdk_by_a_root(pair: Pair) -> None:
     found = []
     for server in pair.servers:
