@@ -295,7 +295,7 @@ class PreconditionError(ServingError, code="FAILED_PRECONDITION"):
     """Another server of the cluster says that the index does not allow the request; repeating it cannot succeed."""
 
 
-class ConditionError(ServingError, code="FAILED_PRECONDITION", exit_code=DEFECT, quotes_request=True):
+class ConditionError(ServingError, code="FAILED_PRECONDITION", quotes_request=True):
     """The condition of a write (`if_absent`, `if_revision`) does not hold; nothing was written."""
 
 

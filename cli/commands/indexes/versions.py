@@ -240,6 +240,9 @@ def verify_command(
 def rollback_command(
     name: NameArgument,
     to: Annotated[int, typer.Option("--to", min=1, help="Version to publish again.")],
+    if_version: Annotated[
+        int | None, typer.Option(min=1, help="Refuse unless this is the current version.")
+    ] = None,
     store: OptionalStore = None,
     target: TargetOption = None,
     log: LogOption = "",
@@ -258,12 +261,12 @@ def rollback_command(
         if log:
             raise typer.BadParameter("--log is for --store: a server has its log")
         with connected(target, None, timeout_s=60.0) as client:
-            info = client.index(name).rollback(to)
+            info = client.index(name).rollback(to, if_version=if_version)
         name, version, summary = info.name, info.version, _served_summary(info)
     else:
         opened = Store.open(store)
         name = index_of(opened, name)
-        manifest = rollback(opened, name, to, log_root=given_log_root(log))
+        manifest = rollback(opened, name, to, if_version=if_version or 0, log_root=given_log_root(log))
         version, summary = manifest.version, _summary(manifest)
     if as_json:
         print_json(summary)

@@ -170,7 +170,10 @@ def test_versions_of_a_server_are_listed_shown_and_rolled_back(
         assert "year" in run(capsys, "show", "pods", *at, "--spec")[1]
         assert "year" not in run(capsys, "show", "pods", *at, "--spec", "--version", "1")[1]
         assert json.loads(run(capsys, "rollback", "pods", "--to", "1", *at, "--json")[1])["version"] == 3
-        assert "version 4" in run(capsys, "rollback", "pods", "--to", "2", *at)[1]
+        assert "version 4" in run(capsys, "rollback", "pods", "--to", "2", "--if-version", "3", *at)[1]
+        for place in (at, ("--store", store)):
+            status, _, err = run(capsys, "rollback", "pods", "--to", "1", "--if-version", "3", *place)
+            assert (status, "is at version 4, not 3" in err) == (2, True)
         for wrong in ((), ("--log", "x", *at)):
             assert run(capsys, "rollback", "pods", "--to", "1", *wrong)[0] == 2
     assert "a rollback to version 2" in run(capsys, "show", "pods", "--store", store)[1]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def store(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def connected(store: Path, **options: object) -> Iterator[scannery.Client]:
+def connected(store: Path, **options: Any) -> Iterator[scannery.Client]:
     """Give a client of a root, which repeats no call, so that what a call has made must be there at once."""
     with (
         started_cluster(store, GROUPS, device="cpu", **options) as (root, _),
