@@ -77,10 +77,9 @@ class Quotas(NoQuotas):
 
     def admit(self, request: Message) -> None:
         """As `NoQuotas.admit`."""
-        principal = CURRENT.get()
-        limits = None if principal is None else self.limits_of(principal)
-        if principal is None or limits is None:
+        if (limited := self._limited()) is None:
             return
+        principal, limits = limited
         if limits.has_policy:
             try:
                 check_policy(request, limits)
@@ -95,16 +94,13 @@ class Quotas(NoQuotas):
 
     def admit_query(self) -> None:
         """As `NoQuotas.admit_query`."""
-        principal = CURRENT.get()
-        limits = None if principal is None else self.limits_of(principal)
-        if principal is not None and limits is not None and limits.rates:
-            self._take(principal, limits, limits.query_costs_ns)
+        if (limited := self._limited()) is not None and limited[1].rates:
+            self._take(*limited, limited[1].query_costs_ns)
 
     def max_rows(self) -> int | None:
         """As `NoQuotas.max_rows`."""
-        principal = CURRENT.get()
-        limits = None if principal is None else self.limits_of(principal)
-        return None if limits is None else limits.max_rows
+        limited = self._limited()
+        return None if limited is None else limited[1].max_rows
 
     def refused(self, limit: str) -> None:
         """As `NoQuotas.refused`."""
@@ -112,14 +108,19 @@ class Quotas(NoQuotas):
 
     def settle(self, request: Message, answer: Message | bytes) -> None:
         """As `NoQuotas.settle`."""
-        principal = CURRENT.get()
-        limits = None if principal is None else self.limits_of(principal)
-        if principal is None or limits is None or not limits.rates:
+        if (limited := self._limited()) is None or not limited[1].rates:
             return
+        principal, limits = limited
         if (more := _rows_written(answer) - _rows(request)) > 0:
             for number, unit_ns in limits.rates:
                 if number == ROWS:
                     self._buckets.owe(_holder(principal, limits), number, round(more * unit_ns))
+
+    def _limited(self) -> tuple[Principal, Limits] | None:
+        """Return the current caller and its limits; None: it has none."""
+        principal = CURRENT.get()
+        limits = None if principal is None else self.limits_of(principal)
+        return None if principal is None or limits is None else (principal, limits)
 
     def _take(self, principal: Principal, limits: Limits, costs_ns: Sequence[int]) -> None:
         wait_ns, number = self._buckets.take(_holder(principal, limits), costs_ns, limits.burst_ns)
