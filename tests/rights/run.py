@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from scannery.indexer import Store
+from scannery.live.maintenance.merge import merge
+from scannery.live.maintenance.seal import seal
 from scannery.v1 import index_pb2
 from tests.cluster.questions import DIMENSIONS
 from tests.rights.paging import scan
@@ -22,7 +25,7 @@ __all__ = ["KINDS", "run"]
 KINDS = ("engine", "server", "cluster")
 """Where the index is: in this process, behind the wires of a server, or behind those of a root with two leaves."""
 ROWS = 90
-WRITES, PAGES = 0.08, 0.02
+WRITES, PAGES, UPKEEP = 0.08, 0.02, 0.02
 """Shares of the operations."""
 GROUPS_EVERY = 300
 """Operations between two changes of groups; behind wires, they are seen a second later."""
@@ -55,16 +58,22 @@ def run(
     created = engine.ask(None, "CreateIndex", request)
     assert not isinstance(created, Refusal), created
     if kind == "engine":
-        return _run(engine, Engine(folder / "twins"), operations, seed, GROUPS_EVERY, until)
+        return _run(engine, Engine(folder / "twins"), store, operations, seed, GROUPS_EVERY, until)
     engine.close()
     with served(folder, store, leaves=2 * (kind == "cluster")) as wire:
-        return _run(wire, Engine(folder / "twins"), operations, seed, 2 * GROUPS_EVERY, until)
+        return _run(wire, Engine(folder / "twins"), store, operations, seed, 2 * GROUPS_EVERY, until)
 
 
 def _run(
-    wire: Wire, twins: Engine, operations: int, seed: int, groups_every: int, until: Callable[[], bool]
+    wire: Wire,
+    twins: Engine,
+    store: Path,
+    operations: int,
+    seed: int,
+    groups_every: int,
+    until: Callable[[], bool],
 ) -> Counter[str]:
-    chosen, done = random.Random(seed), Counter[str]()
+    chosen, done, opened = random.Random(seed), Counter[str](), Store.open(store)
     world = World(wire, twins, chosen, ROWS)
     points = [any_datapoint(chosen, f"d{row}", chosen.choice(TENANTS)) for row in range(ROWS)]
     upserts = [index_pb2.Upsert(datapoint=point) for point in points]
@@ -75,7 +84,7 @@ def _run(
         try:
             if number % groups_every == 0:
                 world.change_groups()
-            done[_one(world)] += 1
+            done[_one(world, opened)] += 1
         except LeakError as fault:
             raise LeakError(f"operation {number} of seed {seed}: {fault}") from fault
         if until():
@@ -84,13 +93,18 @@ def _run(
     return done
 
 
-def _one(world: World) -> str:
+def _one(world: World, store: Store) -> str:
     chosen, caller = world.chosen, world.chosen.choice(CALLERS)
     share = chosen.random()
     if share < WRITES:
         return write(world, caller if caller.writes else None)
     if share < WRITES + PAGES:
         return scan(world, caller)
+    if share < WRITES + PAGES + UPKEEP:
+        # New segments, with the same rows: no answer changes.
+        upkeep = chosen.choice([seal, seal, merge])
+        upkeep(store, INDEX)
+        return upkeep.__name__
     method, request = any_read(chosen, world.rows)
     world.check(caller, method, request, world.wire.ask(caller, method, request))
     return method
