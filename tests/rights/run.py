@@ -102,9 +102,12 @@ def _one(world: World, store: Store) -> str:
         return scan(world, caller)
     if share < WRITES + PAGES + UPKEEP:
         # New segments, with the same rows: no answer changes.
-        upkeep = chosen.choice([seal, seal, merge])
-        upkeep(store, INDEX)
-        return upkeep.__name__
+        name = chosen.choice(["seal", "seal", "merge"])
+        _UPKEEP[name](store, INDEX)
+        return name
     method, request = any_read(chosen, world.rows)
     world.check(caller, method, request, world.wire.ask(caller, method, request))
     return method
+
+
+_UPKEEP: dict[str, Callable[[Store, str], object]] = {"seal": seal, "merge": merge}
