@@ -16,7 +16,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +129,29 @@ def row_of(
     given: argparse.Namespace,
 ) -> list[str]:
     """Return what an encoder is worth that is trained by a mix of signals, and the seconds that it took."""
+    with trained(sample, others, encoder, shares, seed, given) as (folder, seconds):
+        vectors_SD = Encoder.load(folder, device="cpu").encode_documents(sample.texts())
+        values = gains(sample, encoder.model_copy(update={"model": str(folder)}), vectors_SD)
+    differences = [
+        difference_of(before_Q, after_Q) for before_Q, after_Q in zip(current, values, strict=True)
+    ]
+    return [
+        *(f"{each.mean:+.4f} ({each.low:+.4f} to {each.high:+.4f})" for each in differences),
+        f"{seconds:.0f}",
+    ]
+
+
+@contextmanager
+def trained(
+    sample: Sample,
+    others: Judged,
+    encoder: EncoderSpec,
+    shares: Mapping[str, float],
+    seed: int,
+    given: argparse.Namespace,
+    make_steps: Callable[..., PairSteps] = PairSteps,
+) -> Iterator[tuple[Path, float]]:
+    """Give the folder of an encoder that is trained by a mix of signals, and the seconds that it took."""
     corpus = sample.corpus
     drawn = np.random.default_rng(seed).permutation(len(others.texts))[:JUDGED]
     names = [*others.texts]
@@ -140,7 +164,7 @@ def row_of(
         corpus, judged_pairs(corpus, chosen, vectors_QD, held_out=held_out), shares,
         held_out=held_out, batch=given.batch, seed=seed, makers=MAKERS,
     )  # fmt: skip
-    steps = PairSteps(model, batches, distance="cosine", scale=given.scale, dtype=matrix_dtype("cpu"))
+    steps = make_steps(model, batches, distance="cosine", scale=given.scale, dtype=matrix_dtype("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         run_steps(
             model.modules, steps.loss, RunSettings(given.steps, SPEC["learning_rate"], seed, every_s=1e9),
@@ -148,16 +172,7 @@ def row_of(
         )  # fmt: skip
         seconds = time.process_time() - started
         save_checked(model, Path(folder, "model"), encoder)
-        trained = encoder.model_copy(update={"model": str(Path(folder, "model"))})
-        vectors_SD = Encoder.load(Path(folder, "model"), device="cpu").encode_documents(sample.texts())
-        values = gains(sample, trained, vectors_SD)
-    differences = [
-        difference_of(before_Q, after_Q) for before_Q, after_Q in zip(current, values, strict=True)
-    ]
-    return [
-        *(f"{each.mean:+.4f} ({each.low:+.4f} to {each.high:+.4f})" for each in differences),
-        f"{seconds:.0f}",
-    ]
+        yield Path(folder, "model"), seconds
 
 
 def gains(sample: Sample, encoder: EncoderSpec, vectors_SD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
