@@ -53,9 +53,18 @@ def test_strict_is_a_set_of_limits_that_others_change() -> None:
     assert parse_items(["strict", "queries_per_s=3"]).to_dict() == {**STRICT.to_dict(), "queries_per_s": 3.0}
 
 
+def test_a_limit_of_rows_is_not_one_of_requests() -> None:
+    limits = parse_items(["max_rows=1e5"])
+    assert limits.to_dict() == {"max_rows": 100_000}
+    assert not limits.has_policy  # no request is looked at for it
+    assert STRICT.max_rows is None
+
+
 @pytest.mark.parametrize(
     ("items", "message"),
     [
+        (["max_rows=0"], "max_rows: must be a number from 1 to"),
+        (["max_rows=1.5"], "max_rows: must be a whole number, got 1.5"),
         (["request_per_s=3"], "no limit 'request_per_s'.*did you mean requests_per_s"),
         (["max_k"], "NAME=VALUE.*did you mean max_k"),
         (["max_k=many"], "max_k: must be a number, got 'many'"),
