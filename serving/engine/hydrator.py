@@ -343,7 +343,7 @@ class Hydrator:
             groups.append(_attribute(records, self._group_by, kind, heads))
         return _Layout(
             *records.views,
-            np.array(columns, np.int64),
+            np.array(columns, np.int64).reshape(-1, 7),
             np.array(groups, np.int64).reshape(-1, 7),
             np.frombuffer(bytes(heads), np.uint8),
             vectors_ND.view(np.uint8) if fields.vector and vectors_ND.shape[1] else _NO_VECTORS,

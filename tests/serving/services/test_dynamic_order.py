@@ -179,3 +179,11 @@ def test_numbers_compare_exactly(seed: int) -> None:
     pairs = np.random.default_rng(seed).integers(0, len(values), (20_000, 2)).tolist()
     for one, other in pairs:
         assert (codes[one] < codes[other]) == (values[one] < values[other]), (values[one], values[other])
+
+
+def test_a_page_behind_the_last_hit_is_empty_also_where_dynamic_attributes_are_named(tmp_path: Path) -> None:
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        index = client.create_index("colours", dimensions=2, dynamic=True)
+        index.upsert([{"id": "a", "vector": [1, 0], "attributes": {"colour": "red"}}])
+        assert len(index.search([1, 0], k=1, fields=["colour"])) == 1
+        assert len(index.search([1, 0], k=1, offset=1, fields=["colour"])) == 0
