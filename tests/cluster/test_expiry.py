@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import scannery
 from scannery.client import Index
 from scannery.indexer import Store, read_manifest
 from scannery.live.maintenance.seal import seal
+from scannery.runtime.times import WALL_SECONDS
 from tests.cluster.servers import started_cluster
 from tests.live.expiry.notes import EXPIRING, START, note, shown
 from tests.served import serving
@@ -67,3 +69,27 @@ def test_nothing_is_seen_from_its_second_on(index: Index, tmp_path: Path) -> Non
     report = seal(store, "notes")
     assert report is not None
     assert read_manifest(store, "notes").rows == 0
+
+
+def test_pages_of_a_scan_have_the_clock_of_the_root(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with scannery.connect(path, create=True) as client:
+        client.create_index(EXPIRING, dimensions=4)
+    with started_cluster(path, 2) as (root, [leaves]), scannery.connect(root.address) as client:
+        for leaf, ahead in zip(leaves, (100, -100), strict=True):
+            leaf._catalog.seconds = partial(_shifted, ahead)
+        index, second = client.index("notes"), int(time.time()) + 4
+        index.upsert([note(f"soon{number}", second - START) for number in range(20)])
+        index.upsert([note(f"later{number}", second + 40 - START) for number in range(20)])
+        scan = index.scan(page_size=2)
+        ids = [next(scan).id]
+        while time.time() < second:
+            time.sleep(0.1)
+        ids += [point.id for point in scan]
+    # Two pages were read by then.
+    assert sum(name.startswith("soon") for name in ids) <= 4
+    assert sum(name.startswith("later") for name in ids) == 20
+
+
+def _shifted(ahead: int) -> int:
+    return WALL_SECONDS() + ahead

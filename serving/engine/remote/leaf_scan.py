@@ -69,6 +69,8 @@ class LeafScan:
         request: ScanRequest,
         query: ScanQuery,
         deadline: Deadline,
+        *,
+        seconds: Callable[[], int],
     ) -> None:
         """Ask all groups how many datapoints they have, and what they are ordered by if the query has an order.
 
@@ -77,13 +79,14 @@ class LeafScan:
             request: of the caller.
             query: the same, parsed.
             deadline: of the request.
+            seconds: returns the second since 1970: pages are without what has expired by then.
 
         Raises:
             InvalidRequestError: more datapoints than MAX_SORTED_ROWS would have to be sorted or sampled.
             ServingError: as leaves answer.
 
         """
-        self._readers = readers
+        self._readers, self._seconds = readers, seconds
         reader = readers(deadline)
         template = _template(reader, request)
         answers = reader.all(LEAF_SCAN, template, pb.LeafScanResponse)
@@ -148,7 +151,8 @@ class LeafScan:
     def _request(
         self, group: int, *, position: int = 0, limit: int = 0, positions: bytes = b""
     ) -> pb.LeafScanRequest:
-        request = pb.LeafScanRequest(position=position, most=limit, positions=positions)
+        second = self._seconds()
+        request = pb.LeafScanRequest(position=position, most=limit, positions=positions, second=second)
         request.MergeFrom(self._templates[group])
         return request
 

@@ -219,38 +219,43 @@ class ScanResult:
         order = 0 if self._order_R is None else self._order_R.nbytes
         return order + sum(part.size_bytes for part in self._parts)
 
-    def page(self, position: int, limit: int, deadline: Deadline) -> Page:
-        """As `ScanPages.page`."""
-        return self._page(self._rows_between, position, min(position + limit, self.total), deadline)
+    def page(self, position: int, limit: int, deadline: Deadline, *, second: int = 0) -> Page:
+        """As `ScanPages.page`; `second` is the one since 1970 that has begun, 0: that of `seconds`."""
+        end = min(position + limit, self.total)
+        return self._page(self._rows_between, position, end, deadline, second)
 
-    def page_at(self, positions_P: np.ndarray, deadline: Deadline) -> Page:
+    def page_at(self, positions_P: np.ndarray, deadline: Deadline, *, second: int = 0) -> Page:
         """Return the datapoints at some positions, int64, in their order, or the first of them, as `page` does."""
         rows_P = self._rows_at(positions_P) if self._order_R is None else self._order_R[positions_P]
         rows_P = rows_P.astype(np.int64)
-        return self._page(lambda start, stop: rows_P[start:stop], 0, len(rows_P), deadline)
+        return self._page(lambda start, stop: rows_P[start:stop], 0, len(rows_P), deadline, second)
 
     def keys(self, position: int, limit: int, order: RowOrder, deadline: Deadline) -> KeyColumns:
         """Return what the datapoints of a part are ordered by; not of a result that is ordered."""
         rows_P = self._rows_between(position, min(position + limit, self.total))
         return key_columns(self._by_segment(rows_P), order, deadline)
 
-    def _page(self, rows: Callable[[int, int], np.ndarray], start: int, end: int, deadline: Deadline) -> Page:
-        remaining, at = limits.MAX_SCAN_PAGE_BYTES, start
+    def _page(
+        self, rows: Callable[[int, int], np.ndarray], start: int, end: int, deadline: Deadline, second: int
+    ) -> Page:
+        remaining, at, now = limits.MAX_SCAN_PAGE_BYTES, start, self._snapshot.at(second or self._seconds())
         chunks: list[bytes] = []
         sizes = [np.zeros(0, np.int64)]
         while at < end and remaining > 0:
             deadline.check()
             count = min(end - at, max(1, remaining // max(self._row_bytes, 1)))
-            data, sizes_P = self._serialized(rows(at, at + count), remaining, keep_one=at == start)
+            data, sizes_P = self._serialized(rows(at, at + count), now, remaining, keep_one=at == start)
             chunks.append(data)
             sizes.append(sizes_P)
             at, remaining = at + len(sizes_P), remaining - len(data) if len(sizes_P) == count else 0
         return Page(b"".join(chunks), np.concatenate(sizes))
 
-    def _serialized(self, rows_P: np.ndarray, remaining: int, *, keep_one: bool) -> tuple[bytes, np.ndarray]:
+    def _serialized(
+        self, rows_P: np.ndarray, now: Snapshot, remaining: int, *, keep_one: bool
+    ) -> tuple[bytes, np.ndarray]:
         """Return the first datapoints that fit into `remaining` bytes, and the size at each position."""
         while True:
-            locations, alive_P = self._locations(rows_P), self._unexpired(rows_P)
+            locations, alive_P = self._locations(rows_P), self._unexpired(rows_P, now)
             if alive_P is not None and not alive_P.any():
                 return b"", np.zeros(len(rows_P), np.int64)
             if alive_P is not None:
@@ -273,9 +278,8 @@ class ScanResult:
         numbers_P = np.searchsorted(self._first_S, rows_P, "right") - 1
         return Ranking(numbers_P, rows_P - self._first_S[numbers_P], np.zeros(0, np.float32))
 
-    def _unexpired(self, rows_P: np.ndarray) -> np.ndarray | None:
+    def _unexpired(self, rows_P: np.ndarray, now: Snapshot) -> np.ndarray | None:
         """Return which rows have not expired since the scan began, bool (P,); None: all of them."""
-        now = self._snapshot.at(self._seconds())
         if now is self._snapshot:
             return None
         locations, alive_P = self._locations(rows_P), np.ones(len(rows_P), bool)

@@ -166,10 +166,10 @@ def _put_datapoints(
     answer: pb.LeafScanResponse, result: ScanResult, request: pb.LeafScanRequest, deadline: Deadline
 ) -> None:
     if request.positions:
-        page = result.page_at(_positions(request, result), deadline)
+        page = result.page_at(_positions(request, result), deadline, second=request.second)
     else:
         check_within("most", request.most, 1, limits.MAX_SCAN_PAGE)
-        page = result.page(_position(request, result), request.most, deadline)
+        page = result.page(_position(request, result), request.most, deadline, second=request.second)
     answer.datapoints, answer.sizes = page.data, page.sizes_P.astype("<u4").tobytes()
 
 
@@ -189,7 +189,7 @@ def _digest(request: pb.LeafScanRequest) -> bytes:
     """Return a hash of what all parts of a scan have in common."""
     common = pb.LeafScanRequest()
     common.CopyFrom(request)
-    for field in ("position", "most", "positions", "order_by"):
+    for field in ("position", "most", "positions", "order_by", "second"):
         common.ClearField(field)
     common.at.CopyFrom(At(seen=request.at.seen) if request.at.HasField("seen") else At())
     return hashlib.blake2b(common.SerializeToString(deterministic=True), digest_size=16).digest()

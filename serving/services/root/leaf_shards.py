@@ -105,6 +105,7 @@ class LeafShards:
 
     def __init__(self, catalog: Catalog, leaves: WatchedLeaves) -> None:
         self._states, self._kept = States(catalog, leaves), KeptCounts()
+        self._seconds = catalog.seconds
 
     def read(
         self,
@@ -134,7 +135,8 @@ class LeafShards:
         def reader(deadline: Deadline) -> StateReader:
             return self._states.reader(snapshot, deadline)
 
-        return LeafScan(reader, request, parse_scan(request, snapshot.manifest.spec), deadline)
+        query = parse_scan(request, snapshot.manifest.spec)
+        return LeafScan(reader, request, query, deadline, seconds=self._seconds)
 
     def description(self, snapshot: Snapshot) -> tuple[Manifest, IndexCounts | None]:
         """As `Shards.description`."""

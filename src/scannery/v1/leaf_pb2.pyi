@@ -938,6 +938,7 @@ class LeafScanRequest(_message.Message):
     MOST_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
     return_vector: _builtins.bool
     """As in ScanRequest."""
     sample: _builtins.int
@@ -950,6 +951,8 @@ class LeafScanRequest(_message.Message):
     """Most datapoints of the part; 0: only the totals are returned."""
     positions: _builtins.bytes
     """Instead of a part: the positions of the datapoints to return, uint64 little-endian."""
+    second: _builtins.int
+    """The second since 1970 that has begun at the root: what has expired since that of the state is left out. 0: that of the leaf."""
     @_builtins.property
     def at(self) -> Global___At:
         """The state to read. A former one is kept for the scan, and opened again if the store has it."""
@@ -979,10 +982,11 @@ class LeafScanRequest(_message.Message):
         most: _builtins.int = ...,
         positions: _builtins.bytes = ...,
         order_by: _search_pb2.OrderBy | None = ...,
+        second: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "order_by", b"order_by", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "most", b"most", "order_by", b"order_by", "position", b"position", "positions", b"positions", "return_fields", b"return_fields", "return_vector", b"return_vector", "sample", b"sample", "seed", b"seed", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "most", b"most", "order_by", b"order_by", "position", b"position", "positions", b"positions", "return_fields", b"return_fields", "return_vector", b"return_vector", "sample", b"sample", "second", b"second", "seed", b"seed", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
