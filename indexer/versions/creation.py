@@ -38,6 +38,7 @@ __all__ = [
     "create_index",
     "given_vectors",
     "keeps_compounds",
+    "new_manifest",
     "promote_index",
     "with_analyser",
     "without_query_model",
@@ -66,7 +67,28 @@ def create_index(
         StoreError: the store cannot be written.
 
     """
-    manifest = Manifest(
+    manifest = new_manifest(store, spec, vectors=vectors, request_id=request_id, mirror=mirror)
+    check_no_alias(store, spec.index)
+    try:
+        if latest_version(store, spec.index) is None:
+            return commit(store, manifest)
+    except AlreadyExistsError:  # another process was quicker
+        pass
+    if (created := _created_before(store, spec.index, request_id)) is not None:
+        return created
+    raise AlreadyExistsError(f"index: there is an index {spec.index!r} already", field="index")
+
+
+def new_manifest(
+    store: Store,
+    spec: IndexSpec,
+    *,
+    vectors: Mapping[str, VectorsInfo],
+    request_id: str = "",
+    mirror: Mirror | None = None,
+) -> Manifest:
+    """Return the manifest that `create_index` publishes with these arguments; nothing is written."""
+    return Manifest(
         index=spec.index,
         version=1,
         created_at=datetime.now(timezone.utc),
@@ -77,15 +99,6 @@ def create_index(
         mirror=mirror,
         statistics={"mode": "create", "request_id": request_id},
     )
-    check_no_alias(store, spec.index)
-    try:
-        if latest_version(store, spec.index) is None:
-            return commit(store, manifest)
-    except AlreadyExistsError:  # another process was quicker
-        pass
-    if (created := _created_before(store, spec.index, request_id)) is not None:
-        return created
-    raise AlreadyExistsError(f"index: there is an index {spec.index!r} already", field="index")
 
 
 def given_vectors(spec: IndexSpec, name: str) -> VectorsInfo:

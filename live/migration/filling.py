@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +37,10 @@ from scannery.live.migration.mirrors import check_there, keep_source
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema, whole_rows
 
-__all__ = ["Filled", "convert_base", "converted", "fill"]
+__all__ = ["Filled", "convert_base", "converted", "fill", "packed", "random_rows"]
+
+_Parts: TypeAlias = list[tuple[Segment, np.ndarray]]
+"""Segments of a shard, each with the numbers of some of its rows, int64."""
 
 UNIT_ROWS = 1024
 """Least datapoints of a unit, but for the last one of a shard: some seconds of a small encoder on one core."""
@@ -58,7 +62,7 @@ class Filled:
 class _Unit:
     key: str
     """Key of its result."""
-    parts: list[tuple[Segment, np.ndarray]]
+    parts: _Parts
     """Segments of a shard, each with the numbers of its datapoints in the unit, int64."""
 
     @property
@@ -68,7 +72,7 @@ class _Unit:
 
     def rows(self, schema: pa.Schema) -> pa.Table:
         """Return its datapoints with all columns of a schema."""
-        return pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in self.parts])
+        return _table(self.parts, schema)
 
 
 def convert_base(
@@ -106,7 +110,7 @@ def convert_base(
         if unit.key not in existing and number % part[1] == part[0]:
             rows = conversion.rows(unit.rows(schema))
             check_there(store, mirror)
-            store.write(unit.key, _packed(rows))
+            store.write(unit.key, packed(rows))
             existing.add(unit.key)
             encoded += unit.size
             keep_source(store, mirror.index, base.manifest, after=base.manifest.log_sequence)
@@ -202,19 +206,38 @@ def _opened_base(store: Store, mirror: Manifest, cache: SegmentCache | None) -> 
 
 
 def _units(base: OpenIndex, mirror: Manifest) -> Iterator[_Unit]:
-    by_shard: dict[int, list[tuple[Segment, np.ndarray]]] = {}
-    for segment, rows_R in base.live_rows():
-        by_shard.setdefault(segment.entry.shard, []).append((segment, rows_R))
-    for parts in by_shard.values():
+    for parts in _by_shard(base):
         keys = [segment.entry.keys for segment, _ in parts]
         identity = [keys, encoder_digests(mirror), mirror.spec.model_dump(mode="json"), UNIT_ROWS, "hashes"]
         name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-        for number, rows_of_parts in enumerate(_by_documents(parts)):
+        for number, rows_of_parts in enumerate(_by_documents(parts, UNIT_ROWS)):
             yield _Unit(f"{_folder(mirror)}/{name}-{number}.arrow", rows_of_parts)
 
 
-def _by_documents(parts: list[tuple[Segment, np.ndarray]]) -> Iterator[list[tuple[Segment, np.ndarray]]]:
-    """Yield the rows of segments by at least UNIT_ROWS of whole documents, which may have rows in several segments.
+def random_rows(base: OpenIndex, count: int) -> Iterator[pa.Table]:
+    """Yield all datapoints of an index in random order, at least `count` of whole documents at once, shard by shard.
+
+    They have the columns of `stored_schema`.
+    """
+    schema = stored_schema(base.manifest)
+    for parts in _by_shard(base):
+        for rows_of_parts in _by_documents(parts, count):
+            yield _table(rows_of_parts, schema)
+
+
+def _by_shard(base: OpenIndex) -> list[_Parts]:
+    by_shard: dict[int, _Parts] = {}
+    for segment, rows_R in base.live_rows():
+        by_shard.setdefault(segment.entry.shard, []).append((segment, rows_R))
+    return [*by_shard.values()]
+
+
+def _table(parts: _Parts, schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in parts])
+
+
+def _by_documents(parts: _Parts, count: int) -> Iterator[_Parts]:
+    """Yield the rows of segments by at least `count` of whole documents, which may have rows in several segments.
 
     Documents are in the order of a hash: the first units are a random sample, to which maps of vectors are fitted.
     """
@@ -226,7 +249,7 @@ def _by_documents(parts: list[tuple[Segment, np.ndarray]]) -> Iterator[list[tupl
     ends_N = np.append(np.flatnonzero(np.diff(hashes_N)) + 1, len(order_N))  # where a document ends
     start = 0
     while start < len(order_N):
-        at = int(np.searchsorted(ends_N, min(start + UNIT_ROWS, len(order_N))))
+        at = int(np.searchsorted(ends_N, min(start + count, len(order_N))))
         end = int(ends_N[at])
         unit_U = np.sort(order_N[start:end])
         yield [
@@ -241,7 +264,8 @@ def _folder(mirror: Manifest) -> str:
     return f"{mirror.index}/stage/mirror"
 
 
-def _packed(rows: pa.Table) -> bytes:
+def packed(rows: pa.Table) -> bytes:
+    """Return rows as the object that a unit becomes."""
     sink = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:

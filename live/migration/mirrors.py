@@ -37,6 +37,7 @@ __all__ = [
     "keep_source",
     "mirror_of",
     "mirrored_spec",
+    "planned_spec",
     "release_source",
 ]
 
@@ -113,16 +114,8 @@ def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of
         source = hold_current(store, index, lease)
         if source is None:
             raise NotFoundError(no_such_index(store, index), field="index")
-        if source.mirror is not None:
-            raise MigrationError(f"index {index!r} is the mirror of {source.mirror.index!r}", field="index")
-        name = mirror_name(index)
-        changes = whole_changes(source.spec, changes)
-        spec = changed_spec(source.spec, changes, name)
-        if spec.model_dump(exclude={"index"}) == source.spec.model_dump(exclude={"index"}):
-            raise MigrationError(
-                f"index {index!r} has this spec already: nothing would change", field="index"
-            )
-        vectors = vectors_of(spec)
+        changes, spec = planned_spec(source, changes)
+        name, vectors = spec.index, vectors_of(spec)
         mirror = Mirror(
             index=index,
             index_id=_identity(source),
@@ -132,7 +125,6 @@ def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of
             floor=source.log_floor,
             builds=source.builds,
         )
-        spec = spec.model_copy(update={"shards": source.shards})
         keep_source(store, name, source, after=source.log_sequence)
         try:
             return create_index(store, spec, vectors=vectors, mirror=mirror)
@@ -141,6 +133,24 @@ def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of
             if not _is_begun(store, index):
                 release_source(store, index, name)
             raise
+
+
+def planned_spec(source: Manifest, changes: Mapping[str, Any]) -> tuple[dict[str, Any], IndexSpec]:
+    """Return changes with all that follows from them, and the spec of a new mirror; errors are those of `begin_mirror`.
+
+    Args:
+        source: manifest of the index.
+        changes: keys of the spec, as of `whole_changes`.
+
+    """
+    index = source.index
+    if source.mirror is not None:
+        raise MigrationError(f"index {index!r} is the mirror of {source.mirror.index!r}", field="index")
+    changes = whole_changes(source.spec, changes)
+    spec = changed_spec(source.spec, changes, mirror_name(index))
+    if spec.model_dump(exclude={"index"}) == source.spec.model_dump(exclude={"index"}):
+        raise MigrationError(f"index {index!r} has this spec already: nothing would change", field="index")
+    return changes, spec.model_copy(update={"shards": source.shards})
 
 
 def _is_begun(store: Store, index: str) -> bool:
@@ -204,7 +214,8 @@ def check_followed(source: Manifest, mirror: Manifest) -> None:
     if now != then:
         raise MirrorBrokenError(
             f"index {source.index!r} was built, compacted, replaced or rolled back since its migration "
-            "began: abandon the migration, and begin it again"
+            f"began, which ends it: abandon the migration (`scannery index migrate {source.index} --abandon`, or "
+            "`abandon_migration`), and begin it again with the same changes"
         )
 
 

@@ -74,6 +74,10 @@ def migrate_command(
         bool, typer.Option("--abandon", help="Remove the mirror: the migration, or afterwards the way back.")
     ] = False,
     status: Annotated[bool, typer.Option("--status", help="Only tell how far it is.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only tell what it would cost, by a sample; nothing is written."),
+    ] = False,
     run: Annotated[
         bool, typer.Option("--run", help="Do what a client has asked for, as servers do by themselves.")
     ] = False,
@@ -101,6 +105,10 @@ def migrate_command(
         return
     if status:
         _print_status(migration, as_json=as_json)
+        return
+    if dry_run:
+        result, text = migration.price(_changes(encoder, dimensions, chunk, spec))
+        _print(result, text, as_json=as_json)
         return
     migration.settle()
     if undo:

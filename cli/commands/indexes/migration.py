@@ -18,7 +18,7 @@ import typer
 from scannery.cli.commands.models.train import difference_text
 from scannery.cli.errors import NO
 from scannery.cli.options import connected
-from scannery.cli.output import console, map_text
+from scannery.cli.output import console, map_text, size_text
 from scannery.cli.progress import LINE_EVERY_S, counting_bar
 from scannery.indexer import (
     IndexerError,
@@ -49,6 +49,7 @@ from scannery.live.migration.filling import Filled, convert_base, converted, fil
 from scannery.live.migration.following import Follower, Position
 from scannery.live.migration.mapping import put_maps
 from scannery.live.migration.mirrors import begin_mirror, mirror_of, release_source
+from scannery.live.migration.pricing import price_of
 from scannery.live.migration.switching import settle, switch
 from scannery.runtime.errors import ServingError
 from scannery.runtime.mirror_names import mirror_name
@@ -117,6 +118,47 @@ class Migration:
         """Create the mirror; without changes, that of before is gone on with."""
         if changes:
             begin_mirror(self._store, self._index, changes, self._vectors_of, log_root=self._log_root)
+
+    def price(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return what a migration with these changes would cost, and sentences of it; nothing is written."""
+        from scannery.pipelines.planning.worker_resources import RowSize, segment_bytes
+
+        price = _at_low_priority(
+            lambda: price_of(self._store, self._index, changes, self._vectors_of, self._encoders)
+        )
+        vectors = price.mirror.vectors.values()
+        row = RowSize(sum(each.dimensions for each in vectors), price.bytes_per_row)
+        mirror_bytes = segment_bytes(price.mirror_datapoints, row)
+        result: dict[str, Any] = {
+            "index": self._index,
+            "datapoints": price.datapoints,
+            "mirror": price.mirror.index,
+            "mirror_encoder": price.mirror.spec.encoder and price.mirror.spec.encoder.model,
+            "mirror_dimensions": price.mirror.dimensions,
+            "mirror_datapoints": price.mirror_datapoints,
+            "texts": price.texts,
+            "sampled": price.sampled,
+            "rows_per_s": round(price.rows_per_s, 1),
+            "seconds": round(price.seconds, 1),
+            "staged_bytes": price.staged_bytes,
+            "mirror_bytes": mirror_bytes,
+        }
+        encoder = _model(price.mirror) or "no encoder"
+        passages = (
+            ""
+            if price.mirror_datapoints == price.datapoints
+            else f", of which about {price.mirror_datapoints:,} become"
+        )
+        text = (
+            f"{self._index} has {price.datapoints:,} datapoints{passages}; about {price.texts:,} texts are to be "
+            f"encoded by {encoder}.\n"
+            f"A sample of {price.sampled:,} was converted at {price.rows_per_s:,.0f}/s here: about "
+            f"{_duration(price.seconds)} for all, less where machines share them (--part).\n"
+            f"The store gets about {size_text(price.staged_bytes)} until the mirror is filled, and about "
+            f"{size_text(mirror_bytes)} for the mirror, until --abandon.\n"
+            "Live updates that are not sealed come on top, and so does the building of segments. Nothing was written."
+        )
+        return result, text
 
     def convert(self, part: tuple[int, int]) -> None:
         """Convert the datapoints of the base that are not converted."""
@@ -305,6 +347,11 @@ class Migration:
         if goal is not None:
             result |= {"goal": goal.value, "error": report.error}
             text += f" Servers lead it to the goal {goal.value!r}."
+            if filled is not None and report.seconds_left is not None:
+                result |= {"rows_per_s": report.rows_per_s, "seconds_left": report.seconds_left}
+                text += (
+                    f" They convert {report.rows_per_s:,.0f}/s: about {_duration(report.seconds_left)} left."
+                )
             text += f" The last process ended with: {report.error}" if report.error else ""
         if maps := source.vector_maps:
             figures = {"rows", "overlap", "ndcg", "source_ndcg"}
@@ -358,9 +405,9 @@ class _Rate:
         elif filled.encoded and now_s - self._told_s >= LINE_EVERY_S:
             self._told_s = now_s
             rate = filled.encoded / (now_s - self._began_s)
-            minutes = (filled.total - filled.done) / rate / 60
+            remaining = _duration((filled.total - filled.done) / rate)
             typer.echo(
-                f"{filled.done:,} of {filled.total:,} datapoints, {rate:,.0f}/s, about {minutes:,.0f} minutes left",
+                f"{filled.done:,} of {filled.total:,} datapoints, {rate:,.0f}/s, about {remaining} left",
                 err=True,
             )
 
@@ -368,6 +415,14 @@ class _Rate:
 def _vector_of(index: Index, text: str) -> np.ndarray:
     vector_D: np.ndarray = index.embed([text])[0]
     return vector_D
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes or hours."""
+    for unit, unit_s in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:,.0f} {unit}"
+    return f"{seconds:,.0f} s"
 
 
 def _is_filled(mirror: Manifest) -> bool:
