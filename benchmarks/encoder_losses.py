@@ -46,6 +46,7 @@ from scannery.training.encoder.sample import Sample
 from scannery.training.gate.decision import difference_of
 from scannery.training.pairs.batches import PairBatches
 from scannery.training.pairs.corpus import Corpus, read_corpus
+from scannery.training.runs.replicas import Replicas
 
 __all__ = ["main"]
 
@@ -153,6 +154,7 @@ class VariedSteps(PairSteps):
         dimensions: Sequence[int | None],
         model: TrainableModel,
         batches: PairBatches,
+        replicas: Replicas,
         **options: Any,
     ) -> None:
         """Prepare.
@@ -163,19 +165,20 @@ class VariedSteps(PairSteps):
             dimensions: numbers of first components, whose losses are averaged; None: all.
             model: as of all steps.
             batches: likewise.
+            replicas: likewise.
             options: likewise.
 
         """
-        super().__init__(model, batches, **options)
+        super().__init__(model, batches, replicas, **options)
         self._corpus, self._negatives, self._dimensions = corpus, negatives, dimensions
 
     def loss(self, step: int) -> torch.Tensor:
         """Return the loss of a step, with gradients."""
-        pairs = self._batches.pairs(step)
+        pairs = self._pairs(step)
         rows = [row for row in dict.fromkeys(self._negatives.get(step, ())) if row is not None]
         passages = [*(pair.passage for pair in pairs), *map(self._corpus.passage, rows)]
-        queries_BD = self._vectors([pair.query for pair in pairs], "query")
-        passages_PD = self._vectors(passages, "document")
+        vectors_RD = self._vectors({"query": [pair.query for pair in pairs], "document": passages})
+        queries_BD, passages_PD = torch.split(vectors_RD, [len(pairs), len(passages)])
         # A negative of one pair may be of the document that another asks for.
         documents_B = torch.tensor([pair.document for pair in pairs])
         documents_N = torch.tensor(self._corpus.documents_N[np.array(rows, np.int64)])
@@ -197,13 +200,14 @@ def negative_steps(
     steps: int,
     model: TrainableModel,
     batches: PairBatches,
+    replicas: Replicas,
     **options: Any,
 ) -> PairSteps:
     """Return steps with a hard negative of each pair that has one."""
     rows = mined_rows(index, sample, batches, seed, steps)
     count = sum(row is not None for some in rows for row in some)
     print(f"negatives of {count} of {sum(map(len, rows))} pairs", flush=True)
-    return VariedSteps(sample.corpus, dict(enumerate(rows)), (None,), model, batches, **options)
+    return VariedSteps(sample.corpus, dict(enumerate(rows)), (None,), model, batches, replicas, **options)
 
 
 def mined_rows(

@@ -43,6 +43,7 @@ from scannery.training.pairs.corpus import Corpus, below_title, read_corpus
 from scannery.training.pairs.judged import judged_pairs
 from scannery.training.pairs.signals import SIGNALS, Pair, Signal
 from scannery.training.runs.checkpoints import Checkpoints
+from scannery.training.runs.replicas import Replicas
 from scannery.training.runs.run import RunSettings, run_steps
 from scannery.training.spec import TrainingSpec
 
@@ -164,11 +165,13 @@ def trained(
         corpus, judged_pairs(corpus, chosen, vectors_QD, held_out=held_out), shares,
         held_out=held_out, batch=given.batch, seed=seed, makers=MAKERS,
     )  # fmt: skip
-    steps = make_steps(model, batches, distance="cosine", scale=given.scale, dtype=matrix_dtype("cpu"))
+    steps = make_steps(
+        model, batches, Replicas(), distance="cosine", scale=given.scale, dtype=matrix_dtype("cpu")
+    )
     with tempfile.TemporaryDirectory() as folder:
         run_steps(
             model.modules, steps.loss, RunSettings(given.steps, SPEC["learning_rate"], seed, every_s=1e9),
-            Checkpoints([], "run", keep=1), progress=lambda done, total: None, is_stopped=lambda: False,
+            Checkpoints([], "run", keep=1), Replicas(), progress=lambda done, total: None, is_stopped=lambda: False,
         )  # fmt: skip
         seconds = time.process_time() - started
         save_checked(model, Path(folder, "model"), encoder)

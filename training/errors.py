@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scannery.runtime.errors import NO, NOT_NOW, USAGE, CodedError
 
-__all__ = ["DivergedError", "PromotionRefusedError", "StoppedError"]
+__all__ = ["DivergedError", "PromotionRefusedError", "ReplicaLostError", "StoppedError"]
 
 
 class PromotionRefusedError(CodedError, code="FAILED_PRECONDITION", exit_code=NO):
@@ -17,3 +17,7 @@ class DivergedError(CodedError, code="INVALID_ARGUMENT", exit_code=USAGE):
 
 class StoppedError(CodedError, code="CANCELLED", exit_code=NOT_NOW):
     """A training was stopped by a signal; the same command goes on at its last checkpoint."""
+
+
+class ReplicaLostError(CodedError, code="UNAVAILABLE", exit_code=NOT_NOW):
+    """Another process of a training ended, or cannot be reached; the same command goes on at its last checkpoint."""

@@ -36,7 +36,7 @@ from scannery.embed.models.model_files import (
 )
 from scannery.embed.tokenization import Tokens, tokens_for
 
-__all__ = ["ModelOptions", "Side", "load_model", "prompt_of", "recalled", "tokens_of"]
+__all__ = ["ModelOptions", "Side", "load_model", "prompt_of", "recalled", "tokens_of", "vector_dimensions"]
 
 Side: TypeAlias = Literal["query", "document"]
 """What texts are encoded as."""
@@ -223,7 +223,7 @@ def _load_by_library(
         weights_sha256=cached.weights_sha256,
         config_sha256=cached.config_sha256,
         modules=tuple(type(module).__name__ for module in modules),
-        dimensions=_dimensions(modules, options.dimensions),
+        dimensions=vector_dimensions(modules, options.dimensions),
         max_tokens=_max_tokens(modules),
         query_prompt=prompt_of(modules, "query", options.query_prompt),
         document_prompt=prompt_of(modules, "document", options.document_prompt),
@@ -292,7 +292,13 @@ def _max_tokens(model: Any) -> int:
     return 1 << 30 if limit is None or limit > 1 << 30 else int(limit)
 
 
-def _dimensions(model: Any, dimensions: int | None) -> int:
+def vector_dimensions(model: Any, dimensions: int | None) -> int:
+    """Return the components of a model's vectors, of which an option may keep the first.
+
+    Raises:
+        InvalidArgumentError: the option is out of range.
+
+    """
     ask = getattr(model, "get_embedding_dimension", None) or model.get_sentence_embedding_dimension
     size = int(ask())
     if dimensions is None:

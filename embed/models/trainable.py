@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scannery.embed.library_imports import quiet
-from scannery.embed.models.loading import ModelOptions, Side, prompt_of
+from scannery.embed.models.loading import ModelOptions, Side, prompt_of, vector_dimensions
 from scannery.embed.models.model_files import load_modules
 from scannery.embed.tokenization import Tokens, tokens_for
 
@@ -45,8 +45,10 @@ class TrainableModel:
         if options.max_tokens is not None:
             self.modules.max_seq_length = options.max_tokens
         self.modules.to(device).requires_grad_(True)
-        self._device = device
-        self._dimensions = options.dimensions or self.modules.truncate_dim
+        self.device = device
+        """Device, as torch names it."""
+        self.dimensions = vector_dimensions(self.modules, options.dimensions)
+        """Components of vectors."""
         prompts: dict[Side, str | None] = {
             "query": options.query_prompt, "document": options.document_prompt,
         }  # fmt: skip
@@ -58,7 +60,7 @@ class TrainableModel:
     @property
     def device_type(self) -> str:
         """Kind of the device, as torch names it: `cpu`, `cuda`."""
-        return self._device.partition(":")[0]
+        return self.device.partition(":")[0]
 
     def prepare(self, texts: Sequence[str], side: Side = "query") -> list[Any]:
         """Return the tokens of texts, as `vectors` takes them."""
@@ -69,11 +71,11 @@ class TrainableModel:
         import torch
 
         features = {
-            name: value.to(self._device) if torch.is_tensor(value) else value
+            name: value.to(self.device) if torch.is_tensor(value) else value
             for name, value in self._tokens[side].collate(items).items()
         }
         vectors_BD: torch.Tensor = self.modules(features, task=side)["sentence_embedding"]
-        return vectors_BD[:, : self._dimensions].float()
+        return vectors_BD[:, : self.dimensions].float()
 
     def encoded(self, items: Sequence[Any], side: Side = "query") -> torch.Tensor:
         """Return the vectors of prepared texts without gradients and dropout, float32 (B, D), on the CPU."""

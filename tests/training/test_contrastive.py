@@ -15,6 +15,7 @@ from scannery.embed.models.trainable import TrainableModel
 from scannery.indexer.spec.spec import Distance
 from scannery.training.encoder.contrastive import TEXTS_AT_ONCE, PairSteps
 from scannery.training.pairs.signals import Pair
+from scannery.training.runs.replicas import Replicas
 from tests.embed.tiny_models import make_model
 
 pytestmark = pytest.mark.system
@@ -42,7 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def steps(folder: Path, max_tokens: int = 1 << 14, distance: Distance = "cosine") -> tuple[Any, PairSteps]:
     model = TrainableModel(folder, ModelOptions(), "cpu")
-    return model, PairSteps(model, cast(Any, Batches()), distance=distance, scale=20.0, max_tokens=max_tokens)
+    return model, PairSteps(
+        model, cast(Any, Batches()), Replicas(), distance=distance, scale=20.0, max_tokens=max_tokens
+    )
 
 
 def gradients(folder: Path, max_tokens: int) -> tuple[float, dict[str, torch.Tensor]]:

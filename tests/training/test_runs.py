@@ -13,6 +13,7 @@ import torch
 from scannery.indexer import Store
 from scannery.training.errors import DivergedError, StoppedError
 from scannery.training.runs.checkpoints import Checkpoints
+from scannery.training.runs.replicas import Replicas
 from scannery.training.runs.run import RunSettings, RunStatistics, run_steps
 from scannery.training.runs.run_folder import RunFolder
 from scannery.training.spec import CheckpointSpec
@@ -49,7 +50,13 @@ def run(
 
     checkpoints = Checkpoints(places, "_models/m/runs/r/model-0", keep=2)
     return run_steps(
-        modules, loss_of, SETTINGS, checkpoints, progress=lambda done, total: None, is_stopped=is_stopped
+        modules,
+        loss_of,
+        SETTINGS,
+        checkpoints,
+        Replicas(),
+        progress=lambda done, total: None,
+        is_stopped=is_stopped,
     )
 
 
@@ -157,6 +164,7 @@ def test_a_run_without_a_finite_loss_ends(places: list[Store]) -> None:
             loss_of,
             SETTINGS,
             checkpoints,
+            Replicas(),
             progress=lambda done, total: None,
             is_stopped=lambda: False,
         )

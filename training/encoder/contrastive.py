@@ -5,18 +5,23 @@ directions. A batch is computed in parts of texts of similar length. Where it ha
 of a part are computed again for its gradients, with the same dropout: the idea of Gao et al., "Scaling Deep Contrastive
 Learning Batch Size under Memory Limited Setup", 2021.
 
-Shapes: B pairs, D dimensions.
+Of several processes each computes some of the parts, and the loss of all pairs from the vectors of all processes. The
+dropout of a part depends on the step and the part alone, so that the number of processes changes nothing but roundings.
+
+Shapes: B pairs, R texts of both sides, D dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scannery.embed.models.loading import Side
 from scannery.embed.models.trainable import TrainableModel
 from scannery.indexer.spec.spec import Distance
 from scannery.training.pairs.batches import PairBatches
+from scannery.training.pairs.signals import Pair
+from scannery.training.runs.replicas import Replicas
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +31,23 @@ __all__ = ["PairSteps"]
 TEXTS_AT_ONCE = 16
 """Texts of a part: enough to fill two cores, few enough to waste little on padding."""
 MAX_TOKENS = 1 << 13
-"""Tokens of the queries, or of the passages, of a batch whose activations are kept; with MiniLM, up to 5 GB."""
+"""Tokens of the queries, or of the passages, that a process has of a batch and keeps the activations of; with MiniLM,
+up to 5 GB."""
+
+
+class _Part(NamedTuple):
+    """Texts that are computed together."""
+
+    side: Side
+    rows: list[int]
+    """Numbers of the texts, in the batch."""
+    items: list[Any]
+    """Their tokens, by length."""
+
+    @property
+    def cost(self) -> float:
+        """Tokens with padding."""
+        return len(self.items) * max(map(len, self.items))
 
 
 class PairSteps:
@@ -35,7 +56,8 @@ class PairSteps:
     def __init__(
         self,
         model: TrainableModel,
-        batches: PairBatches,
+        batches: PairBatches | None,
+        replicas: Replicas,
         *,
         distance: Distance,
         scale: float,
@@ -46,14 +68,15 @@ class PairSteps:
 
         Args:
             model: that is trained.
-            batches: of the pairs.
+            batches: of the pairs; None in a process that follows, which gets them from the leader.
+            replicas: processes of this training.
             distance: of the index.
             scale: of scores.
             dtype: that matrices are multiplied in; weights and scores are float32.
-            max_tokens: tokens of a batch whose activations are kept.
+            max_tokens: tokens of a side of a batch whose activations are kept.
 
         """
-        self._model, self._batches = model, batches
+        self._model, self._batches, self._replicas = model, batches, replicas
         self._distance, self._scale = distance, scale
         self._dtype, self._max_tokens = dtype, max_tokens
 
@@ -61,32 +84,66 @@ class PairSteps:
         """Return the loss of a step, with gradients."""
         import torch
 
-        pairs = self._batches.pairs(step)
-        queries_BD = self._vectors([pair.query for pair in pairs], "query")
-        passages_BD = self._vectors([pair.passage for pair in pairs], "document")
+        pairs = self._pairs(step)
+        vectors_RD = self._vectors(
+            {"query": [pair.query for pair in pairs], "document": [pair.passage for pair in pairs]}
+        )
+        queries_BD, passages_BD = vectors_RD.split(len(pairs))  # type: ignore[no-untyped-call]
         scores_BB = self._scale * self._similarities(queries_BD, passages_BD)
         numbers_B = torch.arange(len(pairs), device=scores_BB.device)
         cross_entropy = torch.nn.functional.cross_entropy
         return (cross_entropy(scores_BB, numbers_B) + cross_entropy(scores_BB.T, numbers_B)) / 2
 
-    def _vectors(self, texts: Sequence[str], side: Side) -> torch.Tensor:
-        """Return the vectors of texts with their gradients, (B, D)."""
+    def _pairs(self, step: int) -> list[Pair]:
+        pairs = self._replicas.shared(self._batches.pairs(step) if self._batches is not None else None)
+        return [Pair(*pair) for pair in pairs]
+
+    def _vectors(self, texts: Mapping[Side, Sequence[str]]) -> torch.Tensor:
+        """Return the vectors of the texts of both sides in turn, with the gradients of this process, (R, D)."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        items = self._model.prepare(texts, side)
-        order = sorted(range(len(items)), key=lambda number: len(items[number]))
-        keeps_all = sum(map(len, items)) <= self._max_tokens
+        parts = [*self._parts(texts)]
+        seeds = torch.randint(1 << 62, (len(parts),)).tolist()  # equal in all processes
+        share = self._replicas.share_of([part.cost for part in parts])
+        tokens = dict.fromkeys(texts, 0)
+        for number in share:
+            tokens[parts[number].side] += sum(map(len, parts[number].items))
+        vectors = [
+            self._part_vectors(parts[number], seeds[number])
+            if tokens[parts[number].side] <= self._max_tokens
+            else checkpoint(self._part_vectors, parts[number], seeds[number], use_reentrant=False)
+            for number in share
+        ]
+        shape = sum(map(len, texts.values())), self._model.dimensions
+        vectors_RD = torch.zeros(shape, device=self._model.device, requires_grad=True)
+        if share:
+            rows = torch.tensor([row for number in share for row in parts[number].rows])
+            vectors_RD = vectors_RD.index_copy(0, rows.to(vectors_RD.device), torch.cat(vectors))
+        return self._replicas.sum(vectors_RD)
+
+    def _parts(self, texts: Mapping[Side, Sequence[str]]) -> Iterator[_Part]:
+        """Yield texts of similar length, side by side."""
+        first = 0
+        for side, some in texts.items():
+            items = self._model.prepare(some, side)
+            order = sorted(range(len(items)), key=lambda number: len(items[number]))
+            for start in range(0, len(order), TEXTS_AT_ONCE):
+                numbers = order[start : start + TEXTS_AT_ONCE]
+                yield _Part(
+                    side, [first + number for number in numbers], [items[number] for number in numbers]
+                )
+            first += len(items)
+
+    def _part_vectors(self, part: _Part, seed: int) -> torch.Tensor:
+        """Return the vectors of a part, with the dropout of a seed."""
+        import torch
+
+        torch.manual_seed(seed)
+        # Of each part by itself: copies of weights in the lower type would add up the gradients of parts in that type.
         lower = self._dtype != "float32"
         with torch.autocast(self._model.device_type, getattr(torch, self._dtype), enabled=lower):
-            parts = [
-                self._model.vectors(part, side)
-                if keeps_all
-                else checkpoint(self._model.vectors, part, side, use_reentrant=False)
-                for part in _parts([items[number] for number in order])
-            ]
-        vectors_BD = torch.cat(parts)
-        return vectors_BD[torch.argsort(torch.tensor(order, device=vectors_BD.device))]
+            return self._model.vectors(part.items, part.side)
 
     def _similarities(self, queries_BD: torch.Tensor, passages_BD: torch.Tensor) -> torch.Tensor:
         """Return the scores of all passages for all queries, as of a search, (B, B)."""
@@ -98,8 +155,3 @@ class PairSteps:
             queries_BD = torch.nn.functional.normalize(queries_BD, dim=1)
             passages_BD = torch.nn.functional.normalize(passages_BD, dim=1)
         return queries_BD @ passages_BD.T
-
-
-def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), TEXTS_AT_ONCE):
-        yield items[start : start + TEXTS_AT_ONCE]

@@ -24,12 +24,13 @@ from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.runtime.search_modes import Mode
-from scannery.training.encoder.contrastive import PairSteps
+from scannery.training.encoder.fitting import EncoderFit
 from scannery.training.encoder.sample import Sample, indexed_sample, relevant_documents, subset
-from scannery.training.exports import matrix_dtype, trainable
+from scannery.training.exports import matrix_dtype
 from scannery.training.judged import Judged, Progress, as_text, searched_gains
 from scannery.training.pairs.batches import PairBatches
 from scannery.training.pairs.judged import judged_pairs
+from scannery.training.runs.replicas import Replicas
 from scannery.training.runs.training_run import TrainingRun
 from scannery.training.spec import TrainingSpec
 
@@ -70,6 +71,7 @@ class TrainedEncoders:
         spec: TrainingSpec,
         judged: Judged,
         sample: Sample,
+        replicas: Replicas,
         progress: Progress | None,
         is_stopped: Callable[[], bool],
     ) -> Iterator[TrainedEncoders]:
@@ -97,8 +99,9 @@ class TrainedEncoders:
             PlannedEncoder(_current(sample), store.uri).load().encode_queries([*judged.texts.values()])
         )
         with TrainingRun.opened(
-            store, spec, base, settings, data, models=FOLDS + 1, progress=progress, is_stopped=is_stopped
-        ) as run:
+            store, spec, base, settings, data,
+            models=FOLDS + 1, replicas=replicas, progress=progress, is_stopped=is_stopped,
+        ) as run:  # fmt: skip
             yield cls(run, judged, vectors_QD, sample)
 
     def current_gains(self) -> dict[str, Gains]:
@@ -138,7 +141,6 @@ class TrainedEncoders:
     def _trained(self, number: int, held_out: Collection[int]) -> TrainableModel:
         """Return a model that was trained by pairs of all documents but some."""
         run, settings, corpus = self.run, self.run.settings, self.sample.corpus
-        model = trainable(run.base_folder, run.base)
         batches = PairBatches(
             corpus,
             judged_pairs(corpus, self.judged, self.vectors_QD, held_out=held_out),
@@ -147,13 +149,15 @@ class TrainedEncoders:
             batch=settings["batch"],
             seed=settings["seed"],
         )
-        steps = PairSteps(
-            model,
-            batches,
+        fit = EncoderFit(
+            base=run.base,
+            run=run.run_settings,
             distance=corpus.index.spec.distance,
             scale=settings["scale"],
             dtype=settings["dtype"],
         )
+        fit.announce(run.replicas)
+        model, steps = fit.steps(run.base_folder, batches, run.replicas)
         run.train(number, model, steps.loss)
         model.mix(run.base_folder, settings["average_with_base"])
         run.measured["used_signals"] = batches.signals

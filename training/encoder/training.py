@@ -28,9 +28,12 @@ from scannery.training.gate.decision import difference_of
 from scannery.training.gate.evaluation import evaluation_of
 from scannery.training.judged import Progress, judged_queries
 from scannery.training.pairs.corpus import read_corpus
+from scannery.training.runs.replicas import Replicas
 from scannery.training.spec import TrainingSpec
 
 __all__ = ["train_encoder"]
+
+_ALONE = Replicas()
 
 
 def train_encoder(
@@ -39,6 +42,7 @@ def train_encoder(
     spec: TrainingSpec,
     folder: Path,
     *,
+    replicas: Replicas = _ALONE,
     progress: Progress | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> EncoderVersion:
@@ -51,12 +55,14 @@ def train_encoder(
         client: of the same store.
         spec: what is trained.
         folder: that its paths are relative to.
+        replicas: processes that train each model, of which this one leads; the others `follow` it.
         progress: gets the number of finished steps of all models that are trained, and of all steps.
         is_stopped: whether to save a checkpoint and end; asked after each step.
 
     Raises:
         CollectionError: there are too few judged queries, or the index has no encoder or no texts.
         StoppedError: it was stopped.
+        ReplicaLostError: another process ended.
         InputNotFoundError, NotFoundError: a file or the index is not there.
         EmbedError: the model cannot be loaded.
 
@@ -78,7 +84,9 @@ def train_encoder(
             "queries, which are too few to compare anything; judge at least 50",
             field="qrels",
         )
-    with TrainedEncoders.prepared(store, base, spec, judged, sample, progress, is_stopped) as training:
+    with TrainedEncoders.prepared(
+        store, base, spec, judged, sample, replicas, progress, is_stopped
+    ) as training:
         current = training.current_gains()
         held_out = training.held_out_gains()
         with training.trained() as (trained, gains):

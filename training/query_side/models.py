@@ -23,6 +23,7 @@ from scannery.training.exports import torch_device, trainable
 from scannery.training.judged import Judged, Progress
 from scannery.training.query_side.fitting import QuerySteps, TrainingQuery
 from scannery.training.query_side.rows import ScoredRows, read_rows
+from scannery.training.runs.replicas import Replicas
 from scannery.training.runs.training_run import TrainingRun
 from scannery.training.spec import TrainingSpec
 
@@ -77,8 +78,9 @@ class TrainedModels:
         }
         data = [judged.query_set, judged.passages, manifest.index_id, manifest.version]
         with TrainingRun.opened(
-            store, spec, base, settings, data, models=FOLDS + 1, progress=progress, is_stopped=is_stopped
-        ) as run:
+            store, spec, base, settings, data,
+            models=FOLDS + 1, replicas=Replicas(), progress=progress, is_stopped=is_stopped,
+        ) as run:  # fmt: skip
             yield cls(run, rows, judged, manifest.spec.distance)
 
     def held_out_vectors(self) -> dict[str, np.ndarray]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scannery.training.errors import DivergedError, StoppedError
-from scannery.training.runs.checkpoints import Checkpoints
+from scannery.training.runs.checkpoints import Checkpoint, Checkpoints
+from scannery.training.runs.replicas import Replicas
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,7 @@ def run_steps(
     loss_of: Callable[[int], torch.Tensor],
     settings: RunSettings,
     checkpoints: Checkpoints,
+    replicas: Replicas,
     *,
     progress: Callable[[int, int], None],
     is_stopped: Callable[[], bool],
@@ -69,12 +71,14 @@ def run_steps(
         modules: all of whose parameters are trained.
         loss_of: returns the loss of a step by its number, with gradients.
         settings: of the steps.
-        checkpoints: of this run; closed at the end.
+        checkpoints: of this run, of which the leader's are read and written; closed at the end.
+        replicas: processes of this run. Each call of `loss_of` has the gradients of this one's share, of the same loss.
         progress: gets the number of finished steps and of all.
-        is_stopped: whether to save a checkpoint and end, asked after each step.
+        is_stopped: whether to save a checkpoint and end, asked after each step; in any process.
 
     Raises:
         StoppedError: it was stopped; the same run goes on later.
+        ReplicaLostError: another process ended.
         DivergedError: a loss is no finite number.
 
     """
@@ -82,10 +86,10 @@ def run_steps(
 
     optimizer = torch.optim.AdamW(modules.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     with closing(checkpoints):
-        newest = checkpoints.newest()
-        start, seconds = (0, 0.0) if newest is None else (newest.step, newest.seconds)
-        if newest is not None:
-            _restore(modules, optimizer, newest.step, newest.tensors)
+        newest = checkpoints.newest() or Checkpoint(0, 0.0, dict(_state(modules, optimizer)))
+        start, seconds = replicas.shared((newest.step, newest.seconds))
+        _restore(modules, optimizer, start, replicas.shared_tensors(newest.tensors))
+        del newest
         modules.train()
         saved_s, value = time.monotonic(), float("nan")
         for step in range(start, settings.steps):
@@ -103,13 +107,14 @@ def run_steps(
                 )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
+            replicas.sum_gradients(modules.parameters())
             torch.nn.utils.clip_grad_norm_(modules.parameters(), MOST_NORM)
             optimizer.step()
             seconds += time.perf_counter() - begun_s
             progress(step + 1, settings.steps)
-            stopped = is_stopped()
+            stopped = replicas.any(is_stopped())
             is_due = time.monotonic() - saved_s >= settings.every_s and not checkpoints.is_writing
-            if step + 1 < settings.steps and (stopped or is_due):
+            if replicas.leads and step + 1 < settings.steps and (stopped or is_due):
                 checkpoints.save(step + 1, seconds, dict(_state(modules, optimizer)))
                 saved_s = time.monotonic()
             if stopped:

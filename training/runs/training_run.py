@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from scannery.embed.models.trainable import TrainableModel
 from scannery.indexer import Store
@@ -17,6 +20,7 @@ from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.training.exports import save_checked
 from scannery.training.judged import Progress
+from scannery.training.runs.replicas import Replicas
 from scannery.training.runs.run import RunSettings, run_steps
 from scannery.training.runs.run_folder import RunFolder
 from scannery.training.spec import TrainingSpec
@@ -41,12 +45,15 @@ class TrainingRun:
     """Number of models."""
     folder: RunFolder
     """Checkpoints and results of parts."""
+    replicas: Replicas
+    """Processes that train each model, of which this one leads."""
     progress: Progress | None
     """Callback that gets the number of finished steps of all models, and of all steps."""
     is_stopped: Callable[[], bool]
     """Callback that tells whether to save a checkpoint and end."""
     measured: dict[str, Any] = field(default_factory=dict)
-    """Measurements of the last model, as they are recorded."""
+    """Measurements of the last model, as they are recorded: its `goodput` is the share of the time since its first
+    attempt that steps took whose results it has."""
 
     @classmethod
     @contextmanager
@@ -59,6 +66,7 @@ class TrainingRun:
         data: Sequence[Any],
         *,
         models: int,
+        replicas: Replicas,
         progress: Progress | None,
         is_stopped: Callable[[], bool],
     ) -> Iterator[TrainingRun]:
@@ -71,6 +79,7 @@ class TrainingRun:
             settings: as the field.
             data: identity of all else that decides its numbers, as JSON.
             models: as the field.
+            replicas: likewise.
             progress: likewise.
             is_stopped: likewise.
 
@@ -80,11 +89,22 @@ class TrainingRun:
             content = json.dumps([settings, planned.fingerprint.digest, *data])
             run = hashlib.sha256(content.encode()).hexdigest()[:16]
             folder = RunFolder.of(store, spec.name, run, spec.checkpoint)
-            yield cls(base, base_folder, settings, models, folder, progress, is_stopped)
+            yield cls(base, base_folder, settings, models, folder, replicas, progress, is_stopped)
+
+    @property
+    def run_settings(self) -> RunSettings:
+        """How the steps of each model are taken."""
+        return RunSettings(
+            self.settings["steps"],
+            self.settings["learning_rate"],
+            self.settings["seed"],
+            self.folder.every_s,
+        )
 
     def train(self, number: int, model: TrainableModel, loss_of: Callable[[int], torch.Tensor]) -> None:
         """Train one of the models in place, by the loss of each step; raises as `run_steps`."""
         steps = self.settings["steps"]
+        begun_s = float(self.folder.result(f"model-{number}-begun", lambda: np.array(time.time())))
 
         def counted(done: int, _: int) -> None:
             if self.progress is not None:
@@ -93,12 +113,18 @@ class TrainingRun:
         statistics = run_steps(
             model.modules,
             loss_of,
-            RunSettings(steps, self.settings["learning_rate"], self.settings["seed"], self.folder.every_s),
+            self.run_settings,
             self.folder.checkpoints(f"model-{number}"),
+            self.replicas,
             progress=counted,
             is_stopped=self.is_stopped,
         )
-        self.measured.update(loss=statistics.loss, seconds_of_model=round(statistics.seconds, 3))
+        self.measured.update(
+            loss=statistics.loss,
+            seconds_of_model=round(statistics.seconds, 3),
+            goodput=round(statistics.seconds / max(statistics.seconds, time.time() - begun_s), 3),
+            processes=self.replicas.count,
+        )
 
     @contextmanager
     def saved(self, model: TrainableModel) -> Iterator[Path]:

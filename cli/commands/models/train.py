@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,9 +17,12 @@ from scannery.cli.options import JsonOption, TimeoutOption, connected
 from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
 from scannery.indexer.models.manifest import Difference, EncoderVersion, ModelVersion, RankingVersion
+from scannery.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
+    from scannery.indexer import Store
     from scannery.indexer.manifest import Ranker
+    from scannery.training.runs.replicas import Replicas
 
 __all__ = ["difference_text", "print_model", "train"]
 
@@ -42,22 +46,33 @@ def train(
     """Fit a model to judged queries, compare it with what an index returns today, and register it.
 
     A training of an encoder that was stopped or killed goes on if the same command is given again.
+
+    An encoder of both sides takes several processes: `torchrun --nproc-per-node N -m scannery`.
     """
     from scannery.indexer import Store
+    from scannery.training.runs.replicas import Replicas
     from scannery.training.spec import load_training_spec
 
     training, folder = load_training_spec(spec)
     opened = Store.open(store)
     model: RankingVersion | EncoderVersion
-    with connected(None, store, timeout_s=timeout) as client, counting_bar(_STEPS[kind]) as bar:
-        if kind == "ranking":
-            from scannery.training.ranking.training import train_ranking
+    with Replicas.joined() as replicas:
+        if replicas.count > 1 and kind != "encoder":
+            raise ConfigError(
+                f"--kind {kind} trains in one process, got {replicas.count}: leave out torchrun"
+            )
+        if not replicas.leads:
+            _follow(opened, replicas)
+            return
+        with connected(None, store, timeout_s=timeout) as client, counting_bar(_STEPS[kind]) as bar:
+            if kind == "ranking":
+                from scannery.training.ranking.training import train_ranking
 
-            model = train_ranking(opened, client, training, folder, bar)
-        else:
-            train_model = _training_of(kind)
-            with _stopping() as is_stopped:
-                model = train_model(opened, client, training, folder, progress=bar, is_stopped=is_stopped)
+                model = train_ranking(opened, client, training, folder, bar)
+            else:
+                train_model = _training_of(kind, replicas)
+                with _stopping() as is_stopped:
+                    model = train_model(opened, client, training, folder, progress=bar, is_stopped=is_stopped)
     if as_json:
         print_json(model.model_dump(mode="json"))
         return
@@ -73,15 +88,22 @@ _STEPS = {"ranking": "asked", "query_side": "trained", "encoder": "trained"}
 """What the bar of each kind counts."""
 
 
-def _training_of(kind: Literal["query_side", "encoder"]) -> Callable[..., EncoderVersion]:
+def _training_of(kind: Literal["query_side", "encoder"], replicas: Replicas) -> Callable[..., EncoderVersion]:
     """Return what trains an encoder; imported here, since it imports torch."""
     if kind == "encoder":
         from scannery.training.encoder.training import train_encoder
 
-        return train_encoder
+        return partial(train_encoder, replicas=replicas)
     from scannery.training.query_side.training import train_query_side
 
     return train_query_side
+
+
+def _follow(store: Store, replicas: Replicas) -> None:
+    from scannery.training.encoder.fitting import follow
+
+    with _stopping() as is_stopped:
+        follow(store, replicas, is_stopped)
 
 
 @contextmanager
@@ -121,6 +143,11 @@ def print_model(model: ModelVersion) -> None:
         typer.echo(f"compared on {sample['passages']:,} of {sample['of']:,} passages")
     if (dense := model.training.get("dense")) is not None:
         typer.echo(f"by vector alone: {difference_text(Difference.model_validate(dense))}")
+    if (goodput := model.training.get("goodput")) is not None:
+        typer.echo(
+            f"last model: {model.training['seconds_of_model']:,.1f} s of steps in {model.training['processes']} "
+            f"process(es), {goodput:.0%} of the time since its first attempt"
+        )
     ranker = _ranker_of(model)
     for name, weight in ranker.weights.items() if ranker is not None else ():
         typer.echo(f"  {weight:+.3f} × {name}")

@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from scannery.cli.main import main
 from scannery.indexer import Store
@@ -57,16 +59,72 @@ def test_a_training_that_was_ended_goes_on_to_the_same_weights(
     assert not checkpoints(ended)
 
 
+def test_of_two_processes_one_is_killed_and_two_others_go_on_to_the_weights_of_one(
+    store: Path, tmp_path: Path
+) -> None:
+    spec = judged(tmp_path, short_talk)
+    spec.write_text(spec.read_text() + STEPS)
+    alone, ended = (copied(store, tmp_path / name) for name in ("alone", "ended"))
+    process = begun(ended, spec, "encoder", *TORCHRUN)
+    [follower] = [pid for pid in children(process.pid) if b"RANK=1" in environment(pid)]
+    os.kill(follower, signal.SIGKILL)
+    output, message = process.communicate(timeout=120)
+    assert process.returncode == 1, message
+    assert b"another process of this training ended" in message
+    assert not Path(f"/proc/{follower}").exists()
+    assert ModelRegistry(Store.open(ended)).versions("animals") == []
+    assert checkpoints(ended)
+    process = begun(ended, spec, "encoder", *TORCHRUN, until_checkpoint=False)
+    output, message = process.communicate(timeout=300)
+    assert process.returncode == 0, message
+    assert b"of steps in 2 process(es)" in output
+    trained(alone, spec, "encoder")
+    one, two = (weights(each) for each in (alone, ended))
+    assert max(float(np.abs(one[name] - two[name]).max()) for name in one) < 1e-4
+
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+
+
+def children(pid: int) -> list[int]:
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def weights(store: Path) -> dict[str, np.ndarray]:
+    """Return the weights of the model `animals` in a store."""
+    opened = Store.open(store)
+    files = ModelRegistry(opened).read_encoder("animals").files
+    [file] = [file for name, file in files.items() if name.endswith("model.safetensors")]
+    return dict(safetensors.numpy.load(opened.read(f"_models/animals/files/{file.sha256}")))
+
+
+def begun(
+    store: Path, spec: Path, kind: str, *launcher: str, until_checkpoint: bool = True
+) -> subprocess.Popen[bytes]:
+    """Begin a training or go on with it, and return its process after its first new checkpoint."""
+    command = [
+        sys.executable, "-m", *launcher, "scannery", "train", str(spec), "--kind", kind, "--store", str(store),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    before = {*checkpoints(store)}
+    deadline = time.monotonic() + 240
+    while (
+        until_checkpoint
+        and not {*checkpoints(store)} - before
+        and process.poll() is None
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.005)
+    return process
+
+
 def end_after_a_checkpoint(store: Path, spec: Path, kind: str, number: signal.Signals) -> None:
     """Begin a training or go on with it, and end it by a signal after its first new checkpoint."""
-    command = [
-        sys.executable, "-m", "scannery", "train", str(spec), "--kind", kind, "--store", str(store),
-    ]  # fmt: skip
-    process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    before = {*checkpoints(store)}
-    deadline = time.monotonic() + 120
-    while not {*checkpoints(store)} - before and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+    process = begun(store, spec, kind)
     process.send_signal(number)
     _, message = process.communicate(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 4), message
