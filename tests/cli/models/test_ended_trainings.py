@@ -119,6 +119,7 @@ def begun(
         and time.monotonic() < deadline
     ):
         time.sleep(0.005)
+    assert process.poll() is None, process.communicate()
     return process
 
 
