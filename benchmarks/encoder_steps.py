@@ -43,10 +43,11 @@ class Batches:
 
     def pairs(self, step: int) -> list[Pair]:
         random = np.random.default_rng(step)
-        return [
-            Pair(*(" ".join(random.choice(WORDS, words)) for words in (QUERY_WORDS, PASSAGE_WORDS)), number)
-            for number in range(self._batch)
-        ]
+
+        def text(words: int) -> str:
+            return " ".join(random.choice(WORDS, words))
+
+        return [Pair(text(QUERY_WORDS), text(PASSAGE_WORDS), number) for number in range(self._batch)]
 
 
 def main() -> None:
