@@ -13,7 +13,8 @@ Representation Learning", 2022). *negatives*: for each pair a passage of another
 the index finds for its text by vector; those that score over .95 of the pair's own passage are left out (Thakur et al.,
 "Fixing Data That Hurts Performance", 2025, arXiv 2505.16967). `scannery train` has neither: see the figures.
 
-Shapes: B pairs of a step, N negatives, P = B + N passages, R = B + P texts, K candidates, S passages of the sample, D dimensions.
+Shapes: B pairs of a step, N negatives, P = B + N passages, R = B + P texts, K candidates, S passages of the sample,
+D dimensions.
 """
 
 from __future__ import annotations
