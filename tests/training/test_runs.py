@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from scannery.indexer import Store
 from scannery.training.errors import DivergedError, StoppedError
 from scannery.training.runs.checkpoints import Checkpoints
+from scannery.training.runs.events import StepEvents
 from scannery.training.runs.replicas import Replicas
 from scannery.training.runs.run import RunSettings, RunStatistics, run_steps
 from scannery.training.runs.run_folder import RunFolder
@@ -41,6 +43,7 @@ def run(
     *,
     killed_at: int | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
+    record: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
 ) -> RunStatistics:
     def loss_of(step: int) -> torch.Tensor:
         if step == killed_at:
@@ -57,6 +60,7 @@ def run(
         Replicas(),
         progress=lambda done, total: None,
         is_stopped=is_stopped,
+        record=record,
     )
 
 
@@ -149,6 +153,37 @@ def test_a_result_that_one_place_cannot_keep_is_that_of_the_other(
     assert folder.result("fold-0", lambda: np.arange(3)).tolist() == [0, 1, 2]
     assert folder.result("fold-0", lambda: np.zeros(3)).tolist() == [0, 1, 2]
     assert "was not written to" in caplog.text
+
+
+def test_event_files_have_each_step_once_in_their_order_where_a_run_goes_on(
+    places: list[Store], tmp_path: Path
+) -> None:
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    for killed_at in (7, None):
+        with closing(StepEvents(tmp_path / "events")) as events, suppress(Killed):
+            run(model(), places, killed_at=killed_at, record=events.record)
+    steps: dict[int, dict[str, float]] = {}
+    for file in sorted((tmp_path / "events").iterdir(), key=lambda file: file.stat().st_mtime_ns):
+        for record in tfrecords(file.read_bytes()):
+            event = event_pb2.Event.FromString(record)
+            if event.session_log.status:  # a run goes on: what is there of later steps is not true
+                steps = {step: values for step, values in steps.items() if step < event.step}
+            for value in event.summary.value:
+                assert value.tag not in steps.setdefault(event.step, {})
+                steps[event.step][value.tag] = value.simple_value
+    assert [*steps] == [*range(1, STEPS + 1)]
+    assert all(
+        {*values} == {"loss", "learning_rate", "gradient_norm", "seconds"} for values in steps.values()
+    )
+    assert steps[STEPS]["loss"] < steps[1]["loss"]
+
+
+def tfrecords(data: bytes) -> Iterator[bytes]:
+    """Yield the records of a file: length, its checksum, content, checksum."""
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        yield data[12 : 12 + size]
+        data = data[16 + size :]
 
 
 def test_a_run_without_a_finite_loss_ends(places: list[Store]) -> None:

@@ -72,6 +72,7 @@ class TrainedEncoders:
         judged: Judged,
         sample: Sample,
         replicas: Replicas,
+        events: Path | None,
         progress: Progress | None,
         is_stopped: Callable[[], bool],
     ) -> Iterator[TrainedEncoders]:
@@ -100,7 +101,7 @@ class TrainedEncoders:
         )
         with TrainingRun.opened(
             store, spec, base, settings, data,
-            models=FOLDS + 1, replicas=replicas, progress=progress, is_stopped=is_stopped,
+            models=FOLDS + 1, replicas=replicas, events=events, progress=progress, is_stopped=is_stopped,
         ) as run:  # fmt: skip
             yield cls(run, judged, vectors_QD, sample)
 

@@ -43,6 +43,7 @@ def train_encoder(
     folder: Path,
     *,
     replicas: Replicas = _ALONE,
+    events: Path | None = None,
     progress: Progress | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> EncoderVersion:
@@ -56,6 +57,7 @@ def train_encoder(
         spec: what is trained.
         folder: that its paths are relative to.
         replicas: processes that train each model, of which this one leads; the others `follow` it.
+        events: folder for event files of TensorBoard, with a folder for each model; None: none are written.
         progress: gets the number of finished steps of all models that are trained, and of all steps.
         is_stopped: whether to save a checkpoint and end; asked after each step.
 
@@ -85,7 +87,7 @@ def train_encoder(
             field="qrels",
         )
     with TrainedEncoders.prepared(
-        store, base, spec, judged, sample, replicas, progress, is_stopped
+        store, base, spec, judged, sample, replicas, events, progress, is_stopped
     ) as training:
         current = training.current_gains()
         held_out = training.held_out_gains()

@@ -57,6 +57,7 @@ class TrainedModels:
         base: EncoderSpec,
         spec: TrainingSpec,
         judged: Judged,
+        events: Path | None,
         progress: Progress | None,
         is_stopped: Callable[[], bool],
     ) -> Iterator[TrainedModels]:
@@ -79,7 +80,7 @@ class TrainedModels:
         data = [judged.query_set, judged.passages, manifest.index_id, manifest.version]
         with TrainingRun.opened(
             store, spec, base, settings, data,
-            models=FOLDS + 1, replicas=Replicas(), progress=progress, is_stopped=is_stopped,
+            models=FOLDS + 1, replicas=Replicas(), events=events, progress=progress, is_stopped=is_stopped,
         ) as run:  # fmt: skip
             yield cls(run, rows, judged, manifest.spec.distance)
 

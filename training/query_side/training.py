@@ -38,6 +38,7 @@ def train_query_side(
     spec: TrainingSpec,
     folder: Path,
     *,
+    events: Path | None = None,
     progress: Progress | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> EncoderVersion:
@@ -50,6 +51,7 @@ def train_query_side(
         client: of the same store.
         spec: what is trained.
         folder: that its paths are relative to.
+        events: folder for event files of TensorBoard, with a folder for each model; None: none are written.
         progress: gets the number of finished steps of all models that are trained, and of all steps.
         is_stopped: whether to save a checkpoint and end; asked after each step.
 
@@ -76,7 +78,9 @@ def train_query_side(
         for each in spec.evaluate.guards
     }
     base = _base_of(manifest, registry)
-    with TrainedModels.prepared(store, manifest, base, spec, target, progress, is_stopped) as training:
+    with TrainedModels.prepared(
+        store, manifest, base, spec, target, events, progress, is_stopped
+    ) as training:
         held_out = training.held_out_vectors()
         with training.trained_folder() as trained:
             candidate = Candidate.measured(index, store, manifest, trained, base)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,7 @@ def run_steps(
     *,
     progress: Callable[[int, int], None],
     is_stopped: Callable[[], bool],
+    record: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
 ) -> RunStatistics:
     """Train some modules in place, from the newest checkpoint on.
 
@@ -75,6 +76,7 @@ def run_steps(
         replicas: processes of this run. Each call of `loss_of` has the gradients of this one's share, of the same loss.
         progress: gets the number of finished steps and of all.
         is_stopped: whether to save a checkpoint and end, asked after each step; in any process.
+        record: gets the number of finished steps, and values of the last of them by name.
 
     Raises:
         StoppedError: it was stopped; the same run goes on later.
@@ -93,10 +95,11 @@ def run_steps(
         modules.train()
         saved_s, value = time.monotonic(), float("nan")
         for step in range(start, settings.steps):
-            begun_s = time.perf_counter()
+            before_s = time.perf_counter()
             torch.manual_seed(_seed_of(settings.seed, step))
+            learning_rate = settings.learning_rate * _share(step, settings.steps)
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * _share(step, settings.steps)
+                group["lr"] = learning_rate
             loss = loss_of(step)
             value = loss.item()
             if not math.isfinite(value):
@@ -108,10 +111,18 @@ def run_steps(
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             replicas.sum_gradients(modules.parameters())
-            torch.nn.utils.clip_grad_norm_(modules.parameters(), MOST_NORM)
+            norm = torch.nn.utils.clip_grad_norm_(modules.parameters(), MOST_NORM)
             optimizer.step()
-            seconds += time.perf_counter() - begun_s
+            step_s = time.perf_counter() - before_s
+            seconds += step_s
             progress(step + 1, settings.steps)
+            values = {
+                "loss": value,
+                "learning_rate": learning_rate,
+                "gradient_norm": norm.item(),
+                "seconds": step_s,
+            }
+            record(step + 1, values)
             stopped = replicas.any(is_stopped())
             is_due = time.monotonic() - saved_s >= settings.every_s and not checkpoints.is_writing
             if replicas.leads and step + 1 < settings.steps and (stopped or is_due):

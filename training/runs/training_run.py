@@ -7,7 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.training.exports import save_checked
 from scannery.training.judged import Progress
+from scannery.training.runs.events import StepEvents
 from scannery.training.runs.replicas import Replicas
 from scannery.training.runs.run import RunSettings, run_steps
 from scannery.training.runs.run_folder import RunFolder
@@ -47,6 +48,8 @@ class TrainingRun:
     """Checkpoints and results of parts."""
     replicas: Replicas
     """Processes that train each model, of which this one leads."""
+    events: Path | None
+    """Folder of the event files of each model; None: none are written."""
     progress: Progress | None
     """Callback that gets the number of finished steps of all models, and of all steps."""
     is_stopped: Callable[[], bool]
@@ -67,6 +70,7 @@ class TrainingRun:
         *,
         models: int,
         replicas: Replicas,
+        events: Path | None,
         progress: Progress | None,
         is_stopped: Callable[[], bool],
     ) -> Iterator[TrainingRun]:
@@ -80,6 +84,7 @@ class TrainingRun:
             data: identity of all else that decides its numbers, as JSON.
             models: as the field.
             replicas: likewise.
+            events: likewise.
             progress: likewise.
             is_stopped: likewise.
 
@@ -89,7 +94,7 @@ class TrainingRun:
             content = json.dumps([settings, planned.fingerprint.digest, *data])
             run = hashlib.sha256(content.encode()).hexdigest()[:16]
             folder = RunFolder.of(store, spec.name, run, spec.checkpoint)
-            yield cls(base, base_folder, settings, models, folder, replicas, progress, is_stopped)
+            yield cls(base, base_folder, settings, models, folder, replicas, events, progress, is_stopped)
 
     @property
     def run_settings(self) -> RunSettings:
@@ -110,15 +115,13 @@ class TrainingRun:
             if self.progress is not None:
                 self.progress(number * steps + done, self.models * steps)
 
-        statistics = run_steps(
-            model.modules,
-            loss_of,
-            self.run_settings,
-            self.folder.checkpoints(f"model-{number}"),
-            self.replicas,
-            progress=counted,
-            is_stopped=self.is_stopped,
-        )
+        events = None if self.events is None else StepEvents(self.events / f"model-{number}")
+        with nullcontext() if events is None else closing(events):
+            statistics = run_steps(
+                model.modules, loss_of, self.run_settings, self.folder.checkpoints(f"model-{number}"), self.replicas,
+                progress=counted, is_stopped=self.is_stopped,
+                record=(lambda step, values: None) if events is None else events.record,
+            )  # fmt: skip
         self.measured.update(
             loss=statistics.loss,
             seconds_of_model=round(statistics.seconds, 3),

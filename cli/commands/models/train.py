@@ -40,6 +40,13 @@ def train(
             "of queries and passages, for another index."
         ),
     ] = "ranking",
+    events: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for event files of TensorBoard: loss and seconds of each step of an encoder.",
+        ),
+    ] = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -72,7 +79,9 @@ def train(
             else:
                 train_model = _training_of(kind, replicas)
                 with _stopping() as is_stopped:
-                    model = train_model(opened, client, training, folder, progress=bar, is_stopped=is_stopped)
+                    model = train_model(
+                        opened, client, training, folder, events=events, progress=bar, is_stopped=is_stopped
+                    )
     if as_json:
         print_json(model.model_dump(mode="json"))
         return

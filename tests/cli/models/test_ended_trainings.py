@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,7 @@ def test_a_training_that_was_ended_goes_on_to_the_same_weights(
 def test_of_two_processes_one_is_killed_and_two_others_go_on_to_the_weights_of_one(
     store: Path, tmp_path: Path
 ) -> None:
+    pytest.importorskip("tensorboardX")
     spec = judged(tmp_path, short_talk)
     spec.write_text(spec.read_text() + STEPS)
     alone, ended = (copied(store, tmp_path / name) for name in ("alone", "ended"))
@@ -74,10 +76,14 @@ def test_of_two_processes_one_is_killed_and_two_others_go_on_to_the_weights_of_o
     assert not Path(f"/proc/{follower}").exists()
     assert ModelRegistry(Store.open(ended)).versions("animals") == []
     assert checkpoints(ended)
-    process = begun(ended, spec, "encoder", *TORCHRUN, until_checkpoint=False)
+    events = tmp_path / "events"
+    process = begun(
+        ended, spec, "encoder", *TORCHRUN, until_checkpoint=False, options=("--events", str(events))
+    )
     output, message = process.communicate(timeout=300)
     assert process.returncode == 0, message
     assert b"of steps in 2 process(es)" in output
+    assert {path.name for path in events.iterdir()} == {"model-0", "model-1", "model-2"}
     trained(alone, spec, "encoder")
     one, two = (weights(each) for each in (alone, ended))
     assert max(float(np.abs(one[name] - two[name]).max()) for name in one) < 1e-4
@@ -103,11 +109,17 @@ def weights(store: Path) -> dict[str, np.ndarray]:
 
 
 def begun(
-    store: Path, spec: Path, kind: str, *launcher: str, until_checkpoint: bool = True
+    store: Path,
+    spec: Path,
+    kind: str,
+    *launcher: str,
+    until_checkpoint: bool = True,
+    options: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Begin a training or go on with it, and return its process after its first new checkpoint."""
     command = [
         sys.executable, "-m", *launcher, "scannery", "train", str(spec), "--kind", kind, "--store", str(store),
+        *options,
     ]  # fmt: skip
     process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     before = {*checkpoints(store)}
