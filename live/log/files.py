@@ -19,6 +19,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -124,9 +125,11 @@ def _before() -> None:
     _FORKING.acquire()
     fork = _Fork([], [])
     _FORKS.append(fork)
-    share_s = FORK_S / max(1, len(_WATCHED))
+    end_s = time.monotonic() + FORK_S
     for log in list(_WATCHED):
-        (fork.paused if log.before_fork(share_s) else fork.in_use).append(log)
+        # One that is busy may take all of the time: others need none.
+        is_paused = log.before_fork(max(0.0, end_s - time.monotonic()))
+        (fork.paused if is_paused else fork.in_use).append(log)
 
 
 def _after_in_parent() -> None:

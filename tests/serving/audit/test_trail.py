@@ -447,9 +447,9 @@ def test_acknowledged_writes_have_records_after_a_kill(store: Path, log: Path) -
     finally:
         process.kill()
     reports = verified(log)
-    assert [(report.problems, report.state, len(report.notes)) for report in reports] == [
-        ([], "closed", 3)  # both kills, and the torn line
-    ] * 2
+    assert [(report.problems, report.state) for report in reports] == [([], "closed")] * 2
+    # Both kills, and the torn line; of a worker that answered no write, that is the one of its second start.
+    assert {len(report.notes) for report in reports} in ({3}, {2, 3})
     assert {stat.S_IMODE(path.stat().st_mode) for path in log.iterdir()} == {0o600}
 
 
