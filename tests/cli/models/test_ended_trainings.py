@@ -22,6 +22,7 @@ from scannery.indexer.models.registry import ModelRegistry
 from scannery.pipelines import build
 from scannery.pipelines.tuning import search_measurement
 from tests.cli.models.test_train import SPEC, judged, records, short_talk
+from tests.data import LONG_SHARE
 from tests.embed.tiny_models import make_model
 from tests.served import copied
 
@@ -60,6 +61,9 @@ def test_a_training_that_was_ended_goes_on_to_the_same_weights(
     assert not checkpoints(ended)
 
 
+# What the processes make of a training is tested by tests/training/test_replicas.py in a third of the time.
+@pytest.mark.long
+@pytest.mark.skipif(LONG_SHARE < 1, reason="a minute of starts of processes: SCANNERY_LONG_SHARE=1")
 def test_of_two_processes_one_is_killed_and_two_others_go_on_to_the_weights_of_one(
     store: Path, tmp_path: Path
 ) -> None:
