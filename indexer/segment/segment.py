@@ -291,9 +291,15 @@ class Segment:
         """Whether the vectors as they were given are read from the store when they are needed: `given_ND` is empty."""
         return False
 
-    def row_of(self, identifier: str) -> int | None:
-        """Return the row of an id, also if it is deleted; None if the segment does not have the id."""
-        return next(self._rows_with(self._hashes_2N, self.ids, identifier), None)
+    def row_of(self, identifier: str, alive: AllowedRows | None = None) -> int | None:
+        """Return the row of an id; None if the segment does not have it, or not among some rows, which takes as long.
+
+        Args:
+            identifier: the id.
+            alive: the rows; None: all, also deleted ones.
+
+        """
+        return next(self._rows_with(self._hashes_2N, self.ids, identifier, alive), None)
 
     def rows_of(self, identifiers: Sequence[str], hashes_I: np.ndarray) -> np.ndarray:
         """Return the row of each id, int64, NO_ROW if the segment does not have it; far faster than `row_of` for many.
@@ -330,15 +336,21 @@ class Segment:
         return int(pc.count_distinct(self.column("document_id").filter(pa.array(left_N))).as_py())
 
     @staticmethod
-    def _rows_with(hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str) -> Iterator[int]:
+    def _rows_with(
+        hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str, alive: AllowedRows | None = None
+    ) -> Iterator[int]:
         hashes_N, rows_N = hashes_2N
         digest = text_hash(text)
-        position = int(np.searchsorted(hashes_N, digest))
-        while position < len(hashes_N) and hashes_N[position] == digest:
-            row = int(rows_N[position])  # of equal hashes, the rows ascend
-            if column[row].as_py() == text:
+        first = int(np.searchsorted(hashes_N, digest))
+        end = first
+        while end < len(hashes_N) and hashes_N[end] == digest:
+            end += 1
+        # One row is looked at also if none has the text, and none is compared that is not alive: the time must not tell
+        # callers that there is one which they do not see.
+        are_alive = None if alive is None else alive.holds(rows_N[first : max(end, first + 1)])
+        for number, row in enumerate(rows_N[first:end].tolist()):  # of equal hashes, the rows ascend
+            if (are_alive is None or are_alive[number]) and column[row].as_py() == text:
                 yield row
-            position += 1
 
     @cached_property
     def document_words(self) -> DocumentWords | None:

@@ -194,8 +194,8 @@ def named_by(upsert: PreparedUpsert, state: LiveState) -> NamedRows:
 def _rows_of_id(index: OpenIndex, identifier: str) -> RowsBySegment:
     matches: RowsBySegment = []
     for segment, alive in zip(index.segments, index.alive, strict=True):
-        row = segment.row_of(identifier)
-        if row is not None and (alive is None or alive.mask_N[row]):
+        row = segment.row_of(identifier, alive)
+        if row is not None:
             matches.append((segment, np.array([row])))
     return matches
 

@@ -345,8 +345,8 @@ class Snapshot:
     def find(self, identifier: str) -> tuple[int, int] | None:
         """Return the number of the segment and the row of a datapoint, or None."""
         for number, (segment, alive) in enumerate(zip(self.segments, self.alive, strict=True)):
-            row = segment.row_of(identifier)
-            if row is not None and (alive is None or alive.mask_N[row]):
+            row = segment.row_of(identifier, alive)
+            if row is not None:
                 return number, row
         return None
 
