@@ -22,8 +22,7 @@ def forget_units(
     """Remove the embeddings files with some rows; return how many rows these have, and how many rows remain.
 
     A later build makes the units of these files again, of what its source has then. What a running build may use
-    remains. A file that cannot be read, or whose
-    attributes have other types, counts as one row.
+    remains. A file that cannot be read, or whose attributes have other types, counts as one row.
 
     Args:
         store: the store.

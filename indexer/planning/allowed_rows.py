@@ -28,6 +28,10 @@ _NONE_BEFORE = np.zeros(0, np.int64)
 """Not read-only: kernels would be compiled for that, too."""
 
 
+LOOKUP_COST = 16
+"""Rows of a mask that are written in the time in which one is looked up among row numbers."""
+
+
 def are_few(rows: int, total: int) -> bool:
     """Return whether so many of all rows of a segment are best kept by number: no operation then visits every row."""
     return rows <= max(FEW_ROWS, FEW_SHARE * total)
@@ -140,7 +144,14 @@ class AllowedRows:
         if self._between is not None:
             holds: np.ndarray = self._between.holds(rows)
             return holds if self._alive is None else holds & self._alive.holds(rows)
-        return self.mask_N[rows]  # type: ignore[no-any-return]
+        numbers_R = self._numbers_R
+        if numbers_R is None or rows.size * LOOKUP_COST > self._total:
+            return self.mask_N[rows]  # type: ignore[no-any-return]
+        # Without a mask, which would be made for each call and takes as long as the segment is large.
+        positions = np.searchsorted(numbers_R, rows)
+        holds = positions < len(numbers_R)
+        holds[holds] = numbers_R[positions[holds]] == rows[holds]
+        return holds
 
     @property
     def test(self) -> RowTest:
