@@ -7,10 +7,11 @@ CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(C
 
 .PHONY: demo wheel test test-system test-long torture model kills test-xla test-clients test-cluster test-ray check fix proto console-vendor contracts spec-docs sync bench clean
 
+# Python compiles what is imported, a tenth of the packages; pip would compile all of them, for a minute.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(CONSTRAINED) $(BIN)/python -m pip install --quiet setuptools wheel
-	$(CONSTRAINED) $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(CONSTRAINED) $(BIN)/python -m pip install --quiet --no-compile setuptools wheel
+	$(CONSTRAINED) $(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	$(BIN)/python -m scannery.cli.warm
 	touch $@
 
@@ -80,8 +81,8 @@ $(CLIENTS)/.ready: $(VENV)/.ready constraints-clients.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" \
 		> $(CLIENTS)/lib/python3.11/site-packages/scannery-environment.pth
-	$(CLIENTS)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-clients.txt \
-		--editable '.[test-clients]'
+	$(CLIENTS)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt \
+		--constraint constraints-clients.txt --editable '.[test-clients]'
 	$(CLIENTS)/bin/python -m pip check
 	touch $@
 
