@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         bring_up_to_date(config.rootpath)
 
 
-_TEXTS = {"system": ("mark.system",), "long": ("mark.long", "first_quick(")}
+_TEXTS = {"system": ("mark.system",), "long": ("mark.long", "first_quick(", "longer(")}
 """What the text of a file has whose tests have a mark."""
 
 
@@ -126,6 +126,9 @@ _BY_LIBRARY = (
 
 _LIBRARY = "library"
 
+# Files of a few tests that take a minute or more each, and share nothing: their tests run apart.
+_APART = ("tests/live/migration/test_kills.py", "tests/serving/services/test_migrating.py")
+
 # What takes longest of one process: it comes first, so that no process is left with it at the end; those that load a
 # model come after the first of _LIBRARY has loaded it. The others come by their number of tests.
 _FIRST = (
@@ -133,6 +136,10 @@ _FIRST = (
     "tests/installed/test_client_alone.py",
     "tests/serving/memory/test_soak.py",
     _LIBRARY,
+    "tests/live/migration/test_kills.py",
+    "tests/releases/test_downgrade.py",
+    "tests/live/expiry/test_expiry.py",
+    "tests/console/test_map.py",
     "tests/cluster/failures/test_growing.py",
     "tests/cluster/failures/test_maintainers.py",
     "tests/cluster/failures/test_log_failures.py",
@@ -142,7 +149,9 @@ _FIRST = (
     "tests/bridges/mcp/test_serve.py",
     "tests/serving/leaves/test_processes.py",
     "tests/serving/encoding/test_changed_encoders.py",
-    "tests/releases/test_downgrade.py",
+    "tests/cluster/failures/test_storm.py",
+    "tests/serving/process/test_memory_ceiling.py",
+    "tests/pipelines/test_kill_often.py",
     "tests/bridges/ray/test_server_process.py",
     "tests/console/test_browser.py",
     "tests/serving/process/test_held_recall.py",
@@ -172,11 +181,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # its package has no types
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(_APART):
+                return nodeid
             return _LIBRARY if nodeid.startswith(_BY_LIBRARY) else super()._split_scope(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
-            if (first := next((scope for scope in _FIRST if scope in self.workqueue), None)) is not None:
-                self.workqueue.move_to_end(first, last=False)
+            scopes = (scope for first in _FIRST for scope in self.workqueue if scope.split("::")[0] == first)
+            if (scope := next(scopes, None)) is not None:
+                self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
 
     return Scheduling(config, log)

@@ -133,6 +133,15 @@ def repeated(count: int) -> int:
     return max(1, round(count * LONG_SHARE))
 
 
+def longer(count: int, than: int) -> list[pytest.MarkDecorator]:
+    """Return the marks of a test that repeats something `count` times at full length, and a quicker one `than` times.
+
+    A share of it that is about as short as the quicker one finds nothing more: it is left out.
+    """
+    same = repeated(count) < 2 * than
+    return [pytest.mark.long, pytest.mark.skipif(same, reason=f"as short as {than}: SCANNERY_LONG_SHARE=1")]
+
+
 def first_quick(values: Iterable[Any], count: int = 1) -> list[Any]:
     """Return the parameters of a test: the first `count` for every run, the others for `make test-long`."""
     return [

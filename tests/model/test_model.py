@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data import repeated
+from tests.data import longer, repeated
 from tests.live.log.postgres_server import PostgresServer
 from tests.model.injected import INJECTED, injected
 from tests.model.runner import Failure, config_of, random_ops, replay, run
@@ -29,7 +29,7 @@ def test_random_operations_are_what_the_model_says(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(11, 15))
+@pytest.mark.parametrize("seed", range(11, 11 + repeated(4)))
 def test_many_random_operations_are_what_the_model_says(seed: int) -> None:
     _succeed(run(repeated(2000), seed))
 
@@ -41,14 +41,15 @@ def test_random_operations_on_servers_that_are_killed() -> None:
 
 @pytest.mark.parametrize(("distance", "ops"), [
     ("dot", 40),
-    *(pytest.param(distance, repeated(1000), marks=pytest.mark.long) for distance in ("dot", "squared_l2", "cosine")),
+    pytest.param("dot", repeated(1000), marks=longer(1000, 40)),
+    *(pytest.param(distance, repeated(1000), marks=pytest.mark.long) for distance in ("squared_l2", "cosine")),
 ])  # fmt: skip
 def test_random_operations_on_segments_of_scann(distance: str, ops: int) -> None:
     config = config_of(5) | {"distance": distance, "shards": 1, "scann": True, "named": True}
     _succeed(replay(config, random_ops(distance, ops, {"merged": 2, "compacted": 2})))
 
 
-@pytest.mark.parametrize("ops", [60, pytest.param(repeated(1500), marks=pytest.mark.long)])
+@pytest.mark.parametrize("ops", [60, pytest.param(repeated(1500), marks=longer(1500, 60))])
 def test_random_operations_with_a_log_in_postgres(
     ops: int, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

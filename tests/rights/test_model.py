@@ -23,5 +23,6 @@ def test_operations_over_wires(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.skipif(LONG < 2 * QUICK, reason=f"as short as {QUICK}: SCANNERY_LONG_SHARE=1")
 def test_many_operations(tmp_path: Path) -> None:
     assert run(tmp_path, LONG, 2).total() == LONG

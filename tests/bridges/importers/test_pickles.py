@@ -18,7 +18,7 @@ import pytest
 
 from scannery.bridges.importers.pickles import only_plain_pickles, plain_value
 from scannery.pipelines.errors import PeerError
-from tests.data import ROOT, repeated
+from tests.data import ROOT, longer, repeated
 
 UUID = uuid.UUID(int=5)
 SHARED = {"a": [1, 2]}
@@ -157,7 +157,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib)
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("times", [500, pytest.param(repeated(10_000), marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [500, pytest.param(repeated(10_000), marks=longer(10_000, 500))])
 def test_damaged_pickles_end_no_process_and_take_no_memory(times: int) -> None:
     code = FUZZ.replace("SEED", "7").replace("TIMES", str(times))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
