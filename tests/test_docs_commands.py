@@ -50,12 +50,13 @@ NOT_RUN = {
      "SCANNERY_LOG"): "needs a bucket and a database; tests/live/log has servers of PostgreSQL",
     ("docs/operations/versions.md",
      "index.rollback("): "the index is dropped by then; tests/serving/services/test_versions.py does the same",
+    ("docs/operations/serving.md", "# doubles the rate"): "two minutes; tests/cli/test_bench.py doubles it, too",
     ("docs/operations/serving.md", "pip install"): "pip would change this environment; test_tracing.py traces",
 }  # fmt: skip
 """Blocks that are not run, by their page and a text in them, each with the reason."""
 
 SLOW = {
-    "docs/operations/serving.md": "it measures for a minute; tests/cli/test_bench.py does for a second",
+    "docs/operations/serving.md": "it measures for seconds; tests/cli/test_bench.py does for one",
     "docs/operations/versions.md": "tests/cli/indexes/test_index.py runs the commands",
     "docs/http.md": "tests/serving/transport/http asks the same by curl and three clients",
     "docs/import-export.md": "tests/cli/test_export.py runs the commands",

@@ -40,3 +40,16 @@ def test_a_rate_is_kept_and_reported(
     assert step["failed"] == {}
     assert not (tmp_path / "ran").exists()
     assert 0 < step["p50_ms"] <= step["p99_ms"]
+
+
+@pytest.mark.system
+def test_the_rate_is_doubled_until_the_server_falls_behind(
+    library: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(library) as server:
+        arguments = ["--index", "library", "--seconds", "0.5", "--processes", "1", "--json"]
+        assert main(["bench", "serve", server.address, *arguments]) == 0
+    steps = json.loads(capsys.readouterr().out)
+    assert [step["rate"] for step in steps] == [50 * 2**number for number in range(len(steps))]
+    kept_up = [step["answered_per_s"] >= 0.95 * step["rate"] for step in steps]
+    assert kept_up == [*[True] * (len(steps) - 1), False]

@@ -15,6 +15,9 @@ MODES: tuple[Mode, ...] = ("dense", "hybrid", "lexical")
 __all__ = ["INDEX", "Traffic", "text_of"]
 
 INDEX = "talks"
+PAUSE_S = {"read": 0.2, "write": 0.06}
+"""Between two requests of a reader, and of the writer: an exchange, of half a second, has eight of either beside it,
+and the migration has the cores, which texts to encode would else take from it for minutes."""
 WORDS = [
     "river",
     "mountain",
@@ -75,7 +78,7 @@ class Traffic:
                 except scannery.ScanneryError as error:
                     self.failures.append(f"search, {mode}: {error!r}")
                 self.answers += 1
-                time.sleep(0.02)
+                time.sleep(PAUSE_S["read"])
 
     def _write(self) -> None:
         with scannery.connect(self._target, timeout_s=120) as client:
@@ -98,7 +101,7 @@ class Traffic:
                     self.failures.append(f"write: {error!r}")
                 self.writes += 1
                 self.slowest_write_s = max(self.slowest_write_s, time.monotonic() - began_s)
-                time.sleep(0.02)
+                time.sleep(PAUSE_S["write"])
 
     def problems(self, index: scannery.Index) -> list[str]:
         """Return what an index holds that it must not, and what it lacks."""
