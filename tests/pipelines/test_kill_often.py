@@ -23,11 +23,15 @@ from typing import Any
 import pytest
 
 from scannery.indexer import Store, collect_garbage, list_versions, open_index, read_manifest, verify
-from tests.data import ROOT
+from tests.data import LONG_SHARE, ROOT
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
 
 KILLS = int(os.environ.get("SCANNERY_KILLS", "1"))
 SEED = int(os.environ.get("SCANNERY_SEED", random.SystemRandom().randrange(2**32)))
+CASES = [("build", None), ("update", "local"), ("compact", None)]
+if KILLS > 1 or LONG_SHARE == 1:
+    CASES += [("build", "local"), ("update", None), ("compact", "local")]
+"""With either runner, which run the same stages."""
 SPEC = VECTORS | {"shards": 2, "scann": {"exact_below_rows": 1000}}
 
 FORKER = """
@@ -105,8 +109,7 @@ def task_of(kind: str, folder: Path, write: Any) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(300 + 60 * KILLS)
-@pytest.mark.parametrize("runner", [None, "local"])
-@pytest.mark.parametrize("kind", ["build", "update", "compact"])
+@pytest.mark.parametrize(("kind", "runner"), CASES)
 def test_killed_at_random_moments(kind, runner, forker, tmp_path, write):
     random_moments = random.Random(f"{SEED} {kind}")
     print(f"SCANNERY_SEED={SEED}")

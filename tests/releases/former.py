@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -74,17 +75,24 @@ def run(source: Path, store: Path, steps: Sequence[Sequence[Any]]) -> list[dict[
 
 @lru_cache
 def release_of(level: int, folder: Path) -> Release:
-    """Return the last release of a level; skips the test where the history of the repository does not have it."""
+    """Return the last release of a level, of which later runs find the code in the folder, with compiled kernels.
+
+    Skips the test where the history of the repository does not have it.
+    """
     commit = re.findall(r"\((\w+)\)", LAST_RELEASES[level])[0]
-    archive, source = folder / f"{commit}.tar", folder / commit
-    git = ["git", "archive", f"--output={archive}", commit]
-    try:
-        subprocess.run(git, cwd=ROOT, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip(f"the history here has no commit {commit}, the release of level {level}")
-    with tarfile.open(archive) as content:
-        content.extractall(source, filter="tar")
-    archive.unlink()
+    source = folder / commit
+    if source.exists():
+        return Release(source)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        archive, content = Path(temporary) / "archive.tar", Path(temporary) / "content"
+        git = ["git", "archive", f"--output={archive}", commit]
+        try:
+            subprocess.run(git, cwd=ROOT, capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip(f"the history here has no commit {commit}, the release of level {level}")
+        with tarfile.open(archive) as opened:
+            opened.extractall(content, filter="tar")
+        content.rename(source)
     return Release(source)
 
 

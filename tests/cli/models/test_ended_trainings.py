@@ -45,15 +45,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-# Both kinds take the same way through signals and checkpoints.
-@pytest.mark.parametrize(("kind", "number"), [("encoder", signal.SIGTERM), ("query_side", signal.SIGKILL)])
+# Both kinds take the same way through signals and checkpoints: one of them goes on twice.
+@pytest.mark.parametrize(
+    ("kind", "number", "times"), [("encoder", signal.SIGTERM, 2), ("query_side", signal.SIGKILL, 1)]
+)
 def test_a_training_that_was_ended_goes_on_to_the_same_weights(
-    store: Path, tmp_path: Path, kind: str, number: signal.Signals
+    store: Path, tmp_path: Path, kind: str, number: signal.Signals, times: int
 ) -> None:
     spec = judged(tmp_path, short_talk)
     spec.write_text(spec.read_text() + STEPS)
     undisturbed, ended = (copied(store, tmp_path / name) for name in ("undisturbed", "ended"))
-    for _ in range(2):
+    for _ in range(times):
         end_after_a_checkpoint(ended, spec, kind, number)
         assert ModelRegistry(Store.open(ended)).versions("animals") == []
     assert checkpoints(ended)
