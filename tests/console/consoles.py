@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +31,32 @@ def console_on(location: str | Path, **options: Any) -> Iterator[str]:
     config = ConsoleConfig(title=str(location), **options)
     connection: dict[str, Any] = {"token": caller_secret} if config.takes_keys else {}
     address: Future[str] = Future()
-    loop = asyncio.new_event_loop()
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = Future()
 
     async def serve() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.set_result((asyncio.get_running_loop(), task))
         transport = aio.open_transport(location, **connection)
         try:
             await serve_console(transport, config, file_formats(), address.set_result)
         finally:
             await transport.close()
 
-    task = loop.create_task(serve())
-    thread = threading.Thread(
-        target=lambda: loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-    )
+    def run() -> None:
+        # As the command does: calls that still wait for the target are cancelled before the loop is closed.
+        with suppress(asyncio.CancelledError):
+            asyncio.run(serve())
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield address.result(timeout=START_S)
     finally:
+        loop, task = running.result()
         loop.call_soon_threadsafe(task.cancel)
         thread.join(timeout=START_S)
         assert not thread.is_alive()
-        loop.close()
         folder.cleanup()
 
 

@@ -77,6 +77,13 @@ def traffic(roots: Sequence[Process]) -> Iterator[tuple[list[Writer], list[Searc
             thread.join(150)
 
 
+def wait_for_writes(writers: Sequence[Writer]) -> None:
+    """Return when each writer has an answer to some further writes, or has failed."""
+    before = [len(writer.acknowledged) for writer in writers]
+    for writer, count in zip(writers, before, strict=True):
+        wait_until(lambda: len(writer.acknowledged) > count + 5 or writer.problem is not None, 120)  # noqa: B023
+
+
 def test_the_database_is_killed_and_started_again(database: PostgresServer, store: Path) -> None:
     rng = random.Random(KILLS)
     with roots_of(store, database.new_database()) as roots:
@@ -86,7 +93,7 @@ def test_the_database_is_killed_and_started_again(database: PostgresServer, stor
                 database.kill()
                 time.sleep(rng.uniform(0.0, 1.0))
                 database.start()
-            time.sleep(1.0)
+            wait_for_writes(writers)
         assert [searcher.problems for searcher in searchers] == [[]] * ROOTS
         for root in roots:
             assert len(check_written(root.address, writers)) > 20
@@ -101,7 +108,7 @@ def test_a_synchronous_standby_takes_over(database: PostgresServer, store: Path)
                 database.kill()
                 time.sleep(0.5)
                 standby.promote()
-                time.sleep(3)
+                wait_for_writes(writers)
             assert [searcher.problems for searcher in searchers] == [[]] * ROOTS
             for root in roots:
                 assert len(check_written(root.address, writers)) > 20

@@ -210,8 +210,14 @@ def test_the_slower_of_two_leaves_learns_it(both: Both, leaf: StartLeaf, connect
     wait_until(lambda: all(one.ready for one in groups.statuses()))
     wait_until(lambda: any(ask(groups) == {0: OVER_HTTP} for _ in range(10)))
     both.http.answer = lambda head, body: None
-    assert [ask(groups) for _ in range(10)] == [{0: 7}] * 10
-    assert both.http.lost.acquire(timeout=5)
+    answers = [ask(groups) for _ in range(10)]
+
+    def learns_it() -> bool:
+        answers.append(ask(groups))
+        return both.http.lost.acquire(timeout=0.05)
+
+    wait_until(learns_it)  # a leaf that was slow, as on a busy machine, is seldom asked
+    assert answers == [{0: 7}] * len(answers)
 
 
 def test_close_ends_all_connections(both: Both) -> None:

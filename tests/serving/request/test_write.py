@@ -75,6 +75,11 @@ def test_the_deadline_is_checked_between_datapoints(fill: Callable[[Datapoint, i
 
 
 def cpu_s(request: pb.UpsertRequest, manifest: Manifest) -> float:
+    """Return the processor time of a reading: the least of three, since caches are shared with other processes."""
+    return min(_cpu_s(request, manifest) for _ in range(3))
+
+
+def _cpu_s(request: pb.UpsertRequest, manifest: Manifest) -> float:
     started = time.thread_time()
     try:
         parse_upsert(request, manifest, NO_DEADLINE)
@@ -120,7 +125,5 @@ def test_unknown_names_of_vectors_take_linear_time() -> None:
         for name in range(100):
             point.vectors[f"n{number}_{name}"].packed = b""
 
-    _, few, many = (
-        cpu_s(request_of(points, named), manifest_of()) for points in (100, 100, 400)
-    )  # first: warm
+    few, many = (cpu_s(request_of(points, named), manifest_of()) for points in (100, 400))
     assert many < 9 * few  # 16 times if it were quadratic
