@@ -47,12 +47,13 @@ class InvalidTextError(EmbedError, ValueError, code="INVALID_ARGUMENT"):
 
     Attributes:
         index: position of the text in the sequence that was passed.
+        reason: the message without that position.
 
     """
 
-    def __init__(self, message: str, *, index: int, field: str | None = "text") -> None:
-        super().__init__(f"text {index}: {message}", field=field)
-        self.index = index
+    def __init__(self, reason: str, *, index: int, field: str | None = "text") -> None:
+        super().__init__(f"text {index}: {reason}", field=field)
+        self.index, self.reason = index, reason
 
 
 class FingerprintMismatchError(EmbedError, code="FAILED_PRECONDITION"):

@@ -9,7 +9,7 @@ Shapes: R rows, C of them in one chunk of a column.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from scannery.indexer import (
     written_schema,
 )
 
-__all__ = ["fitting_rows", "live_rows", "row_sizes", "stored_schema", "whole_rows"]
+__all__ = ["fitting_rows", "live_rows", "row_sizes", "rows_of_documents", "stored_schema", "whole_rows"]
 
 
 def stored_schema(manifest: Manifest) -> pa.Schema:
@@ -58,6 +58,20 @@ def whole_rows(segment: Segment, rows_R: np.ndarray, schema: pa.Schema) -> pa.Ta
         for field in schema
     ]
     return pa.table(arrays, schema=schema)
+
+
+def rows_of_documents(
+    segments: Iterable[tuple[Segment, AllowedRows | None]], documents: Sequence[str], schema: pa.Schema
+) -> pa.Table:
+    """Return the live rows of documents in segments (None: all rows live), with all columns of a schema."""
+    tables = [schema.empty_table()]
+    for segment, alive in segments:
+        rows_R = np.concatenate([np.empty(0, np.int64), *map(segment.rows_of_document, documents)])
+        if alive is not None:
+            rows_R = rows_R[alive.holds(rows_R)]
+        if len(rows_R):
+            tables.append(whole_rows(segment, rows_R, schema))
+    return pa.concat_tables(tables)
 
 
 def _embedding(segment: Segment, rows_R: np.ndarray, kind: pa.DataType) -> pa.Array:

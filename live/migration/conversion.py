@@ -5,11 +5,12 @@ Shapes: N rows, D dimensions.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,19 @@ from scannery.live.row_tables import stored_schema
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 
-__all__ = ["CHANGEABLE", "Conversion", "changed_spec", "former_values", "whole_changes"]
+if TYPE_CHECKING:
+    from scannery.embed.text.chunking import Chunker, Passage
+
+__all__ = [
+    "CHANGEABLE",
+    "Conversion",
+    "changed_spec",
+    "embedded_texts_of",
+    "former_values",
+    "packed",
+    "unpacked",
+    "whole_changes",
+]
 
 CHANGEABLE = ("encoder", "chunk", "named_vectors", "lexical", "vectors")
 """What a migration can change: keys of a spec, and `source.chunk`."""
@@ -186,30 +199,28 @@ class Conversion:
         except InvalidRequestError as error:
             raise UnencodableError(error.message, field="text") from error
 
+    @cached_property
+    def chunker(self) -> Chunker | None:
+        """What cuts texts of the target for its unnamed vectors; None: they are not cut, or not encoded."""
+        chunk = self.target.spec.source.chunk
+        if chunk is None or self.target.spec.encoder is None:
+            return None
+        return self.encoders.encoder_of(self.target, field="encoder").chunker(chunk)
+
     def _with_unnamed(self, rows: pa.Table) -> pa.Table:
-        from scannery.embed.text.chunking import Passage
         from scannery.embed.text.documents import encode_passages
 
         encoder = self.encoders.encoder_of(self.target, field="encoder")
-        chunk = self.target.spec.source.chunk
-        columns = {name: _values(rows, name) for name in ("id", "title", "text", "_spoken")}
         has_text_N, ids = _texts(rows)
         self._check_texts(rows, has_text_N, ids)
-        numbers = np.flatnonzero(has_text_N).tolist()
-        titles = [columns["title"][number] for number in numbers]
-        passages = [
-            [Passage(columns["text"][number], None, None, spoken=columns["_spoken"][number])]
-            for number in numbers
-        ]
-        vectors, problems = encode_passages(
-            titles, passages, encoder.documents, None if chunk is None else encoder.chunker(chunk)
-        )
+        titles, passages = _stored_passages(rows.filter(pa.array(has_text_N)))
+        vectors, problems = encode_passages(titles, passages, encoder.documents, self.chunker)
         made: list[np.ndarray | None] = [None] * rows.num_rows
-        for number, vector_1D, problem in zip(numbers, vectors, problems, strict=True):
+        for number, vector_1D, problem in zip(np.flatnonzero(has_text_N), vectors, problems, strict=True):
             if problem is None:
                 made[number] = vector_1D[0]
             elif self.target.spec.vectors == "required":
-                raise UnencodableError(_unencodable(columns["id"][number], problem), field="text")
+                raise UnencodableError(_unencodable(ids[number], problem), field="text")
         column = _unnamed_column(made, self.target.dimensions)
         return without_vectors(rows).append_column("embedding", column)
 
@@ -222,6 +233,27 @@ class Conversion:
             raise UnencodableError(
                 _unencodable(ids[int(np.argmax(lacking_N))], "it has no text"), field="text"
             )
+
+
+def embedded_texts_of(rows: pa.Table, chunker: Chunker | None) -> list[str | None]:
+    """Return what the encoder of the unnamed vectors gets for stored rows; None for a row without text."""
+    from scannery.embed.text.documents import embedded_texts
+
+    has_text_N, _ = _texts(rows)
+    titles, passages = _stored_passages(rows)
+    return [
+        next(embedded_texts(title, [passage], chunker)) if has_text else None
+        for title, [passage], has_text in zip(titles, passages, has_text_N.tolist(), strict=True)
+    ]
+
+
+def _stored_passages(rows: pa.Table) -> tuple[list[str | None], list[list[Passage]]]:
+    """Return the title of each row, and its text as the one passage below it."""
+    from scannery.embed.text.chunking import Passage
+
+    texts = zip(_values(rows, "text"), _values(rows, "_spoken"), strict=True)
+    passages = [[Passage(text, None, None, spoken=spoken)] for text, spoken in texts]
+    return _values(rows, "title"), passages
 
 
 def _digest(encoder: Mapping[str, Any] | None) -> str | None:
@@ -243,7 +275,7 @@ def _values(rows: pa.Table, name: str) -> list[Any]:
 def _unencodable(identifier: str, why: str) -> str:
     return (
         f"datapoint {identifier!r:.200} cannot get a vector of the new encoder: {why}; give it a text or delete it, "
-        "abandon the migration, and begin it again"
+        "and go on"
     )
 
 
@@ -256,3 +288,18 @@ def _unnamed_column(vectors: Sequence[np.ndarray | None], dimensions: int) -> pa
     kind = pa.list_(pa.field("item", pa.float32(), nullable=False), dimensions)
     missing = pa.array([each is None for each in vectors], pa.bool_())
     return pa.FixedSizeListArray.from_arrays(pa.array(values), type=kind, mask=missing)
+
+
+def packed(rows: pa.Table) -> bytes:
+    """Return rows as the object that a unit becomes."""
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_table(rows)
+    return sink.getvalue()
+
+
+def unpacked(data: bytes) -> pa.Table:
+    """Return the rows of the object that a unit became."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()

@@ -12,7 +12,7 @@ class MigrationError(ServingError, code="FAILED_PRECONDITION"):
 
 
 class MirrorBrokenError(MigrationError):
-    """The mirrored index has changed otherwise than by live updates: the mirror must be made again."""
+    """The mirrored index has changed otherwise than by live updates: its mirror must begin again (`renew_mirror`)."""
 
 
 class UnencodableError(MigrationError, exit_code=DEFECT):

@@ -7,7 +7,6 @@ ended, and several processes may each do a part.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,14 +29,15 @@ from scannery.indexer.reader import open_manifest
 from scannery.live.log.location import LogRoot
 from scannery.live.log.records import encoder_digests
 from scannery.live.maintenance.replacement import Replacement
-from scannery.live.migration.conversion import Conversion
-from scannery.live.migration.errors import MigrationError
+from scannery.live.migration.conversion import Conversion, packed, unpacked
+from scannery.live.migration.errors import MigrationError, MirrorBrokenError
 from scannery.live.migration.mapping import SAMPLE_ROWS, publish_maps
 from scannery.live.migration.mirrors import check_there, keep_source
+from scannery.live.migration.reuse import Reuse
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema, whole_rows
 
-__all__ = ["Filled", "convert_base", "converted", "fill", "packed", "random_rows"]
+__all__ = ["Filled", "convert_base", "converted", "fill", "random_rows"]
 
 _Parts: TypeAlias = list[tuple[Segment, np.ndarray]]
 """Segments of a shard, each with the numbers of some of its rows, int64."""
@@ -95,7 +95,8 @@ def convert_base(
         progress: called after each unit.
 
     Raises:
-        NotFoundError: the base was removed: abandon the migration, and begin it again; or the mirror was abandoned.
+        MirrorBrokenError: the base was removed.
+        NotFoundError: the mirror was abandoned.
         UnencodableError, EncoderUnavailableError, EmbedError: a datapoint cannot be converted.
         StoreError: the store cannot be written.
 
@@ -103,12 +104,15 @@ def convert_base(
     base = _opened_base(store, mirror, cache)
     conversion = Conversion(base.manifest, mirror, encoders)
     schema = stored_schema(base.manifest)
-    existing = _results(store, mirror)
+    existing, units = _results(store, mirror), [*_units(base, mirror)]
+    reuse = Reuse(store, mirror, existing - {unit.key for unit in units}, cache=cache)
     sample: list[_Unit] | None = None if mirror.vector_maps else []
     done = encoded = 0
-    for number, unit in enumerate(_units(base, mirror)):
+    for number, unit in enumerate(units):
         if unit.key not in existing and number % part[1] == part[0]:
-            rows = conversion.rows(unit.rows(schema))
+            stored = unit.rows(schema)
+            documents = stored.column("document_id").unique().to_pylist()
+            rows = reuse.conversion(conversion, documents).rows(stored)
             check_there(store, mirror)
             store.write(unit.key, packed(rows))
             existing.add(unit.key)
@@ -131,7 +135,7 @@ def _publish_maps(store: Store, conversion: Conversion, sample: Sequence[_Unit])
     if conversion.cuts:  # other passages have no vectors of the former model
         after = [conversion.uncut.rows(each) for each in rows]
     else:
-        after = [_unpacked(store.read(unit.key)) for unit in sample]
+        after = [unpacked(store.read(unit.key)) for unit in sample]
     publish_maps(store, conversion, pa.concat_tables(rows), pa.concat_tables(after))
 
 
@@ -185,7 +189,7 @@ def fill(
 
     with Replacement(store, mirror.index, log_root=log_root, cache=cache) as replacement:
         for unit in _units(base, mirror):
-            replacement.add(_unpacked(store.read(unit.key)))
+            replacement.add(unpacked(store.read(unit.key)))
         manifest = replacement.publish(change=at_base)
     for key in _results(store, mirror):
         store.delete(key)
@@ -198,9 +202,9 @@ def _opened_base(store: Store, mirror: Manifest, cache: SegmentCache | None) -> 
     try:
         manifest = read_manifest(store, followed.index, followed.base)
     except NotFoundError as error:
-        raise NotFoundError(
+        raise MirrorBrokenError(
             f"version {followed.base} of index {followed.index!r}, from which its mirror is filled, was removed: "
-            "abandon the migration, and begin it again"
+            "the migration begins again from the newest version, and encodes texts that have changed"
         ) from error
     return open_manifest(store, manifest, cache=cache)
 
@@ -262,17 +266,3 @@ def _by_documents(parts: _Parts, count: int) -> Iterator[_Parts]:
 
 def _folder(mirror: Manifest) -> str:
     return f"{mirror.index}/stage/mirror"
-
-
-def packed(rows: pa.Table) -> bytes:
-    """Return rows as the object that a unit becomes."""
-    sink = io.BytesIO()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
-        writer.write_table(rows)
-    return sink.getvalue()
-
-
-def _unpacked(data: bytes) -> pa.Table:
-    with pa.ipc.open_stream(data) as reader:
-        return reader.read_all()

@@ -10,7 +10,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
 
-import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import Manifest, Store, read_manifest
@@ -24,7 +23,7 @@ from scannery.live.migration.conversion import Conversion
 from scannery.live.migration.errors import MirrorBrokenError
 from scannery.live.migration.mirrors import VectorsOfSpec, check_followed, follow_spec, keep_source
 from scannery.live.prepare import Encoders
-from scannery.live.row_tables import stored_schema, whole_rows
+from scannery.live.row_tables import rows_of_documents, stored_schema
 
 __all__ = ["Follower", "Position"]
 
@@ -128,7 +127,7 @@ class Follower:
         except LogGapError as error:
             raise MirrorBrokenError(
                 f"the log was cut beyond mutation {after}, which the mirror has last: it was not followed for too "
-                "long; abandon the migration, and begin it again"
+                "long; the migration begins again from the newest version, and encodes texts that have changed"
             ) from error
 
     def _append(
@@ -164,15 +163,9 @@ class Follower:
                 while entries := entries_for(log.read(state.sequence), source.version):
                     state = state_after(state, entries)
         self._state = state
-        schema, opened = stored_schema(source), state.opened()
-        tables = [schema.empty_table()]
-        for segment, alive in zip(opened.segments, opened.alive, strict=True):
-            rows_R = np.concatenate([np.empty(0, np.int64), *map(segment.rows_of_document, documents)])
-            if alive is not None:
-                rows_R = rows_R[alive.mask_N[rows_R]]
-            if len(rows_R):
-                tables.append(whole_rows(segment, rows_R, schema))
-        return pa.concat_tables(tables)
+        opened = state.opened()
+        segments = zip(opened.segments, opened.alive, strict=True)
+        return rows_of_documents(segments, documents, stored_schema(source))
 
 
 _PASSAGE = re.compile(r"#[0-9]+\Z")

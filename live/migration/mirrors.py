@@ -14,6 +14,7 @@ from scannery.indexer import (
     Store,
     VectorsInfo,
     alter_index,
+    commit,
     create_index,
     latest_version,
     read_manifest,
@@ -39,6 +40,7 @@ __all__ = [
     "mirrored_spec",
     "planned_spec",
     "release_source",
+    "renew_mirror",
 ]
 
 KEEP = timedelta(days=7)
@@ -59,11 +61,23 @@ def mirror_of(store: Store, index: str) -> Manifest:
 
 
 def check_there(store: Store, mirror: Manifest) -> None:
-    """Raise NotFoundError if a mirror was abandoned meanwhile: nothing would remove what is now written for it."""
+    """Check that a mirror has the same base still.
+
+    Raises:
+        NotFoundError: it was abandoned: nothing would remove what is now written for it.
+        MigrationError: it has begun again from a later version.
+
+    """
     name = mirror.index
-    if latest_version(store, name) is None or read_manifest(store, name).index_id != mirror.index_id:
+    now = None if latest_version(store, name) is None else read_manifest(store, name)
+    if now is None or now.index_id != mirror.index_id:
         raise NotFoundError(
             f"another process has abandoned the migration with mirror {name!r}", field="index"
+        )
+    if now.mirror is None or mirror.mirror is None or now.mirror.base != mirror.mirror.base:
+        raise MigrationError(
+            f"another process has begun mirror {name!r} again from a later version: run this again",
+            field="index",
         )
 
 
@@ -107,6 +121,54 @@ def begin_mirror(
             field="index",
         )
     return mirror
+
+
+def renew_mirror(
+    store: Store, index: str, vectors_of: VectorsOfSpec, *, log_root: LogRoot | None = None
+) -> bool:
+    """Have the mirror of an index begin again from its newest version; return whether it had not begun from that.
+
+    It keeps its content until it is filled: vectors of texts that have not changed are taken from there.
+
+    Args:
+        store: of both.
+        index: name of the index, which was built, compacted, replaced or rolled back since its mirror follows it.
+        vectors_of: finds the encoders of the mirror's spec, if that of the index has changed.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
+
+    Raises:
+        NotFoundError: there is no such index, or it is not being migrated.
+        MirrorBrokenError: it was dropped and created again.
+        MigrationError: another process has exchanged their contents.
+        AlreadyExistsError: other processes committed versions of the mirror meanwhile.
+        InvalidSpecError: the spec of the index was changed so that the mirror's cannot become it.
+
+    """
+    for name in (index, mirror_of(store, index).index):
+        seal(store, name, log_root=log_root)
+    mirror = mirror_of(store, index)
+    followed = mirror.mirror
+    assert followed is not None
+    with working(store, index) as lease:
+        source = hold_current(store, index, lease)
+        if source is None:
+            raise NotFoundError(no_such_index(store, index), field="index")
+        if (source.index_id, source.switches) != (followed.index_id, followed.switches):
+            check_followed(source, mirror)
+        if source.version == followed.base and not followed.filled:
+            return False
+        keep_source(store, mirror.index, source, after=source.log_sequence)
+    mirror = follow_spec(store, source, mirror, vectors_of)
+    again = followed.model_copy(
+        update={
+            "base": source.version,
+            "floor": source.log_floor,
+            "builds": source.builds,
+            "filled": False,
+        }
+    )
+    commit(store, mirror.model_copy(update={"parent": mirror.version, "mirror": again}))
+    return True
 
 
 def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of: VectorsOfSpec) -> Manifest:
@@ -199,23 +261,28 @@ def check_followed(source: Manifest, mirror: Manifest) -> None:
 
     Raises:
         MigrationError: another process has exchanged their contents.
-        MirrorBrokenError: the index was built, compacted, replaced or rolled back.
+        MirrorBrokenError: the index was built, compacted, replaced or rolled back, or dropped and created again.
 
     """
     followed = mirror.mirror
     assert followed is not None
-    if source.index_id == followed.index_id and source.switches > followed.switches:
+    if source.index_id != followed.index_id:
+        raise MirrorBrokenError(
+            f"index {source.index!r} was dropped and created again since its migration began, which ends that: "
+            f"`scannery index migrate {source.index} --abandon`, or `abandon_migration`, and begin it again"
+        )
+    if source.switches > followed.switches:
         raise MigrationError(
             f"another process has exchanged the contents of index {source.index!r} and its mirror: run this again",
             field="index",
         )
-    now = (source.index_id, source.switches, source.log_floor, source.builds)
-    then = (followed.index_id, followed.switches, followed.floor, followed.builds)
+    now = (source.switches, source.log_floor, source.builds)
+    then = (followed.switches, followed.floor, followed.builds)
     if now != then:
         raise MirrorBrokenError(
-            f"index {source.index!r} was built, compacted, replaced or rolled back since its migration "
-            f"began, which ends it: abandon the migration (`scannery index migrate {source.index} --abandon`, or "
-            "`abandon_migration`), and begin it again with the same changes"
+            f"index {source.index!r} was built, compacted, replaced or rolled back since its mirror follows it: "
+            f"`scannery index migrate {source.index}` (with `--undo` for the way back) goes on from there, and "
+            "encodes texts that have changed"
         )
 
 

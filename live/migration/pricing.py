@@ -24,9 +24,9 @@ from scannery.indexer import (
 from scannery.indexer.datapoints.named_vectors import vector_column
 from scannery.indexer.reader import open_manifest
 from scannery.indexer.versions.creation import new_manifest
-from scannery.live.migration.conversion import Conversion
+from scannery.live.migration.conversion import Conversion, packed
 from scannery.live.migration.errors import MigrationError
-from scannery.live.migration.filling import packed, random_rows
+from scannery.live.migration.filling import random_rows
 from scannery.live.migration.mirrors import VectorsOfSpec, mirror_of, planned_spec
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema

@@ -115,14 +115,14 @@ def migrate_command(
         migration.check_exchanged()
         migration.aim(Goal.UNDO)
     else:
+        share = None if part is None else _part(part)
         migration.begin(_changes(encoder, dimensions, chunk, spec))
         no_switch = no_switch or migration.is_exchanged
         migration.aim(Goal.MIRROR if no_switch and not migration.is_exchanged else Goal.SWITCH)
-        migration.convert(_part(part))
-        if part is not None:
+        if share is not None:
+            migration.convert(share)
             _print_status(migration, as_json=as_json)
             return
-        migration.fill()
         migration.catch_up()
         if queries is not None and qrels is not None:
             migration.compare(store, queries, qrels, timeout, passages=passages)
@@ -152,9 +152,7 @@ def _changes(
     return changes
 
 
-def _part(text: str | None) -> tuple[int, int]:
-    if text is None:
-        return 0, 1
+def _part(text: str) -> tuple[int, int]:
     number, slash, count = text.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise typer.BadParameter(f"--part must be I/N, such as 2/4, got {text!r}")

@@ -44,11 +44,17 @@ from scannery.live.maintenance.goals import (
     tell,
     tell_problem,
 )
-from scannery.live.migration.errors import not_exchanged
+from scannery.live.migration.errors import MirrorBrokenError, UnencodableError, not_exchanged
 from scannery.live.migration.filling import Filled, convert_base, converted, fill
-from scannery.live.migration.following import Follower, Position
+from scannery.live.migration.following import Follower
 from scannery.live.migration.mapping import put_maps
-from scannery.live.migration.mirrors import begin_mirror, mirror_of, release_source
+from scannery.live.migration.mirrors import (
+    begin_mirror,
+    check_followed,
+    mirror_of,
+    release_source,
+    renew_mirror,
+)
 from scannery.live.migration.pricing import price_of
 from scannery.live.migration.switching import settle, switch
 from scannery.runtime.errors import ServingError
@@ -66,6 +72,8 @@ ResultT = TypeVar("ResultT")
 
 NICE = 10
 """Priority of what converts: servers of this machine come first."""
+RENEWALS = 3
+"""How often a mirror begins again in one step, if the index is built each time."""
 FOLLOW_S = 1.0
 """Time between two looks at the log with --follow."""
 TELL_S = 1.0
@@ -161,7 +169,43 @@ class Migration:
         return result, text
 
     def convert(self, part: tuple[int, int]) -> None:
-        """Convert the datapoints of the base that are not converted."""
+        """Convert the datapoints of a part of the base that are not converted."""
+        self._renewing(partial(self._convert_shown, part))
+
+    def catch_up(self) -> None:
+        """Convert what is not converted, fill the mirror, and have it take over writes made meanwhile."""
+        self._renewing(partial(self._caught_up, self._convert_shown))
+
+    def switch(self) -> None:
+        """Exchange the contents of the index and its mirror, which catches up first."""
+
+        def switch_now() -> None:
+            self._caught_up(self._convert_shown)
+            self._switch()
+
+        self._renewing(switch_now)
+
+    def _renewing(self, work: Callable[[], None]) -> None:
+        """Do work; where the index was built meanwhile, the mirror begins again from its newest version.
+
+        So it does where a datapoint could not be converted that may have a text by now.
+        """
+        for _ in range(RENEWALS):
+            try:
+                return work()
+            except (MirrorBrokenError, UnencodableError) as error:
+                renewed = renew_mirror(self._store, self._index, self._vectors_of, log_root=self._log_root)
+                if not renewed:
+                    raise
+                typer.echo(f"The mirror begins again: {error}", err=True)
+        return work()
+
+    def _caught_up(self, convert: Callable[[], None]) -> None:
+        convert()
+        self._fill()
+        self._follower.catch_up()
+
+    def _convert_shown(self, part: tuple[int, int] = (0, 1)) -> None:
         with counting_bar("converting") as bar:
             progress = _Rate(bar)
             _at_low_priority(lambda: self._convert(part, progress.show))
@@ -169,9 +213,10 @@ class Migration:
     def _convert(self, part: tuple[int, int], progress: Callable[[Filled], object]) -> None:
         mirror = self._mirror
         if not _is_filled(mirror):
+            check_followed(read_manifest(self._store, self._index), mirror)
             convert_base(self._store, mirror, self._encoders, part=part, progress=progress)
 
-    def fill(self) -> None:
+    def _fill(self) -> None:
         """Publish what was converted as the content of the mirror, with what is measured of searches in it."""
         from scannery.pipelines.planning.planned_encoder import encoder_sources
         from scannery.pipelines.tuning.search_measurement import with_measured_search
@@ -179,6 +224,7 @@ class Migration:
         mirror = self._mirror
         if _is_filled(mirror):
             return
+        check_followed(read_manifest(self._store, self._index), mirror)
         encoders = encoder_sources(mirror.spec, self._store.uri)
         fill(
             self._store,
@@ -186,10 +232,6 @@ class Migration:
             measured=lambda manifest: with_measured_search(manifest, None, self._store, encoders),
             log_root=self._log_root,
         )
-
-    def catch_up(self) -> Position:
-        """Take over writes made meanwhile."""
-        return self._follower.catch_up()
 
     def compare(self, store: str, queries: Path, qrels: Path, timeout: float, *, passages: bool) -> None:
         """Refuse a mirror that does not answer judged queries better."""
@@ -240,11 +282,7 @@ class Migration:
             maps[number] = each.model_copy(update=ndcg)
         put_maps(self._store, sides, maps)
 
-    def switch(self) -> None:
-        """Exchange the contents of the index and its mirror."""
-        mirror = self._mirror
-        if not _is_filled(mirror):
-            raise NotFoundError(f"the mirror of index {self._index!r} is not filled yet", field="index")
+    def _switch(self) -> None:
         began_s = time.monotonic()
         switch(self._store, self._index, self._follower, log_root=self._log_root)
         typer.echo(f"exchanged in {time.monotonic() - began_s:.2f} s", err=True)
@@ -284,16 +322,21 @@ class Migration:
         def changed() -> bool:
             return goal_of(self._store, mirror) is not goal
 
+        def lead() -> None:
+            self._caught_up(partial(self._convert, (0, 1), _Report(self._store, mirror, changed).show))
+            if not is_reached(goal, self._mirror):
+                self._switch()
+            self._follower.follow()
+
         self.settle()
-        with suppress(_GoalChangedError):
-            self._convert((0, 1), _Report(self._store, mirror, changed).show)
-        if changed():
+        try:
+            # A way back that a build has ended is made again when someone wants to go it: that takes time and memory.
+            if goal is not Goal.MIRROR and is_reached(goal, self._mirror):
+                lead()
+            else:
+                self._renewing(lead)
+        except _GoalChangedError:
             return False
-        self.fill()
-        self.catch_up()
-        if not is_reached(goal, self._mirror):
-            self.switch()
-        self._follower.follow()
         tell_problem(self._store, mirror, "")
         return not changed()
 
@@ -338,7 +381,8 @@ class Migration:
         state = "follows it"
         if filled is not None:
             state = f"is being filled, {filled.done:,} of {filled.total:,} datapoints are converted"
-        state = "has the former content and follows it" if mirror.mirror.former else state
+        elif mirror.mirror.former:
+            state = "has the former content and follows it"
         text = (
             f"{self._index} is at version {source.version}, with vectors of {_model(source) or 'callers'}; its mirror "
             f"{mirror.index}, with vectors of {_model(mirror) or 'callers'}, {state}."
