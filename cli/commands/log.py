@@ -211,8 +211,9 @@ def pairs(
         return
     gone = f"; {report.gone:,} judged hits are not in the index any more" if report.gone else ""
     typer.echo(
-        f"{report.queries:,} queries, {report.right:,} right and {report.wrong:,} wrong of {report.documents:,} "
-        f"documents in {output}{gone}"
+        f"{report.queries:,} queries; {report.right:,} pairs are right, {report.reformulated:,} of them by what was "
+        f"asked next, and {report.wrong:,} wrong, {report.rejected:,} of them rejected; {report.documents:,} documents "
+        f"in {output}{gone}"
     )
     if not report.queries:
         typer.echo(

@@ -27,7 +27,12 @@ class CollectionReport:
     documents: int
     right: int
     """Pairs of a text and a document that is right for it."""
+    reformulated: int
+    """Those of them by clicks in answers to later texts alone."""
     wrong: int
+    """Pairs of a text and a document that is wrong for it."""
+    rejected: int
+    """Those of them that a user rejected; the others were passed over only."""
     gone: int
     """Judged hits that the index does not have any more."""
 
@@ -58,11 +63,15 @@ def write_collection(
         )
         document["text"] = f"{document['text']}\n\n{point.text or ''}".strip()
     lines: list[tuple[str, str, int]] = []
+    reformulated = rejected = 0
     for text in judged:
         right = {key[hit_id] for hit_id in text.right if hit_id in key}
         wrong = {key[hit_id] for hit_id in text.wrong if hit_id in key} - right
         lines += [(text.query_id, document_id, 1) for document_id in sorted(right)]
         lines += [(text.query_id, document_id, 0) for document_id in sorted(wrong)]
+        clicked = text.right.keys() - text.reformulated
+        reformulated += len(right - {key[hit_id] for hit_id in clicked if hit_id in key})
+        rejected += len(wrong & {key[hit_id] for hit_id in text.rejected if hit_id in key})
     judged_ids = {query_id for query_id, _, _ in lines}
     queries = [
         {"_id": text.query_id, "text": text.text, "askers": text.askers}
@@ -79,7 +88,9 @@ def write_collection(
         queries=len(queries),
         documents=len(corpus),
         right=sum(level for _, _, level in lines),
+        reformulated=reformulated,
         wrong=sum(not level for _, _, level in lines),
+        rejected=rejected,
         gone=len(hits - points.keys()),
     )
 

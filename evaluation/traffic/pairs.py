@@ -37,8 +37,12 @@ class JudgedText:
     """Distinct users who asked it."""
     right: dict[str, int]
     """Users who found a hit right, by id of the hit."""
+    reformulated: frozenset[str]
+    """Ids of right hits that nobody clicked in an answer to this text, only in one to a later text."""
     wrong: dict[str, int]
     """Users who rejected a hit or passed it over, by id of the hit; without those that more users found right."""
+    rejected: frozenset[str]
+    """Ids of wrong hits that a user rejected; the others were passed over only."""
 
 
 @dataclass
@@ -47,7 +51,8 @@ class _Votes:
 
     texts: Counter[str] = field(default_factory=Counter)
     askers: set[str] = field(default_factory=set)
-    right: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    clicked: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    reformulated: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     passed: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     rejected: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -94,7 +99,7 @@ def _count(
                 text.rejected[event.object_id].add(asker)
                 clicks.pop(event.object_id, None)
         for hit_id in clicks:
-            text.right[hit_id].add(asker)
+            text.clicked[hit_id].add(asker)
         # Not the ordinals of the events: hits may have been forgotten since.
         hits = row.query_response_hit_ids
         last = max((position for position, hit_id in enumerate(hits) if hit_id in clicks), default=0)
@@ -107,16 +112,16 @@ def _count(
         for before in failed:
             for hit_id, event in clicks.items():
                 if event.timestamp - before.timestamp <= REFORMULATED_WITHIN:
-                    votes[same_text(before.user_query or "")].right[hit_id].add(before.asker or "")
+                    votes[same_text(before.user_query or "")].reformulated[hit_id].add(before.asker or "")
         failed = []
 
 
 def _judged(votes: _Votes) -> JudgedText:
     right: dict[str, int] = {}
     wrong: dict[str, int] = {}
-    for hit_id in sorted({*votes.right, *votes.passed, *votes.rejected}):
+    for hit_id in sorted({*votes.clicked, *votes.reformulated, *votes.passed, *votes.rejected}):
         rejecting = votes.rejected.get(hit_id, set())
-        clicking = votes.right.get(hit_id, set()) - rejecting
+        clicking = (votes.clicked.get(hit_id, set()) | votes.reformulated.get(hit_id, set())) - rejecting
         # One who came back and clicked has not passed it over.
         against = rejecting | (votes.passed.get(hit_id, set()) - clicking)
         if len(clicking) > len(against):
@@ -125,5 +130,11 @@ def _judged(votes: _Votes) -> JudgedText:
             wrong[hit_id] = len(against)
     [(text, _)] = votes.texts.most_common(1)
     return JudgedText(
-        query_id=query_id_of(text), text=text, askers=len(votes.askers), right=right, wrong=wrong
+        query_id=query_id_of(text),
+        text=text,
+        askers=len(votes.askers),
+        right=right,
+        reformulated=frozenset(right.keys() - votes.clicked.keys()),
+        wrong=wrong,
+        rejected=frozenset(wrong.keys() & votes.rejected.keys()),
     )

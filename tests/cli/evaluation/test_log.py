@@ -67,7 +67,7 @@ def test_pairs_are_judgements_that_evaluate_reads(
 ) -> None:
     out = tmp_path / "out"
     log("pairs", "--index", "sentences", "--store", store, "--output", out)
-    assert "1 queries, 1 right and" in capsys.readouterr().out
+    assert "1 queries; 1 pairs are right, 0 of them by what was asked next, and" in capsys.readouterr().out
     [query] = [json.loads(line) for line in (out / "queries.jsonl").read_text().splitlines()]
     assert (query["text"], query["askers"]) == (TEXT, 6)
     rows = [line.split("\t") for line in (out / "qrels.tsv").read_text().splitlines()[1:]]
@@ -80,6 +80,30 @@ def test_pairs_are_judgements_that_evaluate_reads(
     arguments = ["--queries", str(out / "queries.jsonl"), "--qrels", str(out / "qrels.tsv")]
     assert main(["evaluate", "--index", "texts", "--store", str(store), *arguments, "--json"]) == 0
     assert printed(capsys)["queries"] == 1
+
+
+def test_who_asks_again_and_clicks_judges_both_texts(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = copied(texts, tmp_path), tmp_path / "out"
+    config = TrafficConfig(share=1.0, text=True)
+    with serving(path, traffic=config, device="cpu") as server, scannery.connect(server.address) as client:
+        index = client.index("texts")
+        for asker in ASKERS:
+            index.search("chess", client_id=asker)
+            # Another user in between, who clicks at once.
+            client.feedback(index.search("chess", client_id="somebody").query_id, clicked=["chess"])
+            hits = index.search(TEXT, client_id=asker)
+            client.feedback(hits.query_id, clicked=["orchestra"], rejected=["tax"])
+    log("pairs", "--index", "texts", "--store", path, "--output", out, "--json")
+    report = printed(capsys)
+    assert (report["queries"], report["right"], report["reformulated"], report["rejected"]) == (2, 3, 1, 1)
+    queries = [json.loads(line) for line in (out / "queries.jsonl").read_text().splitlines()]
+    assert {each["text"]: each["askers"] for each in queries} == {"chess": 7, TEXT: 6}
+    names = {each["_id"]: each["text"] for each in queries}
+    rows = [line.split("\t") for line in (out / "qrels.tsv").read_text().splitlines()[1:]]
+    right = {(names[query], document) for query, document, level in rows if level == "1"}
+    assert right == {("chess", "chess"), ("chess", "orchestra"), (TEXT, "orchestra")}
 
 
 def test_a_rare_text_stays_in_the_log(

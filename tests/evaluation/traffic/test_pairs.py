@@ -86,7 +86,7 @@ def test_hits_below_the_last_click_are_not_judged(log: Log) -> None:
 def test_a_rejection_outweighs_the_click_of_the_same_answer(log: Log) -> None:
     log.search("ann", "volcanoes", clicked=["a"], rejected=["a", "d"])
     [judged] = log.judged()
-    assert (judged.right, judged.wrong) == ({}, {"a": 1, "d": 1})
+    assert (judged.right, judged.wrong, judged.rejected) == ({}, {"a": 1, "d": 1}, frozenset({"a", "d"}))
 
 
 def test_ten_thousand_clicks_of_one_user_are_one_pair(log: Log) -> None:
@@ -132,10 +132,26 @@ def test_one_who_comes_back_and_clicks_has_not_passed_it_over(log: Log) -> None:
 def test_a_click_after_a_search_without_one_counts_for_both_texts(log: Log) -> None:
     log.search("ann", "hot mountains")
     log.search("ann", "volcanoes", clicked=["a"], after_s=60)
-    assert {judged.text: judged.right for judged in log.judged()} == {
-        "hot mountains": {"a": 1},
-        "volcanoes": {"a": 1},
+    assert {judged.text: (judged.right, judged.reformulated) for judged in log.judged()} == {
+        "hot mountains": ({"a": 1}, frozenset({"a"})),
+        "volcanoes": ({"a": 1}, frozenset()),
     }
+    log.search("bob", "hot mountains", clicked=["a"])
+    assert [judged.reformulated for judged in log.judged()] == [set(), set()], (
+        "bob has clicked it for the text"
+    )
+
+
+def test_several_searches_without_a_click_are_all_reformulated(log: Log) -> None:
+    for text in ("hot mountains", "mountains of fire"):
+        log.search("ann", text, rejected=["b"], after_s=30)
+    log.search("ann", "volcanoes", clicked=["a", "b"], after_s=30)
+    judged = {each.text: each for each in log.judged()}
+    assert [*judged] == ["hot mountains", "mountains of fire", "volcanoes"]
+    assert judged["hot mountains"].right == judged["mountains of fire"].right == {"a": 1}
+    assert judged["hot mountains"].wrong == {"b": 1}, "what was rejected for a text stays wrong for it"
+    assert judged["hot mountains"].rejected == {"b"}
+    assert judged["volcanoes"].right == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("between", ["later", "of another user", "clicked before"])
@@ -175,12 +191,27 @@ def test_a_collection_is_read_by_evaluate(tmp_path: Path) -> None:
     }
     judged = [
         JudgedText(
-            query_id="q1", text="hot", askers=7, right={"e1#0": 3}, wrong={"e1#1": 2, "e2#0": 1, "gone": 1}
+            query_id="q1",
+            text="hot",
+            askers=7,
+            right={"e1#0": 3},
+            reformulated=frozenset({"e1#0"}),
+            wrong={"e1#1": 2, "e2#0": 1, "gone": 1},
+            rejected=frozenset({"e1#1", "e2#0"}),
         ),
-        JudgedText(query_id="q2", text="old", askers=7, right={"gone": 3}, wrong={}),
+        JudgedText(
+            query_id="q2",
+            text="old",
+            askers=7,
+            right={"gone": 3},
+            reformulated=frozenset(),
+            wrong={},
+            rejected=frozenset(),
+        ),
     ]
     report = write_collection(judged, tmp_path / "out", lambda ids: [points.get(each) for each in ids])
-    assert (report.queries, report.documents, report.right, report.wrong, report.gone) == (1, 2, 1, 1, 1)
+    assert (report.queries, report.documents, report.gone) == (1, 2, 1)
+    assert (report.right, report.reformulated, report.wrong, report.rejected) == (1, 1, 1, 1)
     assert read_judgements(tmp_path / "out/qrels.tsv") == {"q1": {"e1": 1, "e2": 0}}
     assert {key: each.text for key, each in read_queries(tmp_path / "out/queries.jsonl").items()} == {
         "q1": "hot"
