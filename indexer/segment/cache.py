@@ -113,10 +113,10 @@ class SegmentCache:
         finally:
             _release(lock)
 
-    def discard(self, sha256: str) -> None:
-        """Remove what was unpacked of a segment, unless a process has it open."""
-        for path in self.folder.glob(f"{sha256}*"):
-            _discard_unused(path)
+    def discard(self, sha256: str) -> bool:
+        """Remove what was unpacked of a segment, unless a process has it open; return whether nothing is left."""
+        kept = [path for path in self.folder.glob(f"{sha256}*") if not _discard_unused(path)]
+        return not kept
 
     def _held(self, final: Path, unpack: Callable[[Path], None], size_bytes: int) -> int:
         """Return the locked descriptor of the folder of a segment, which is unpacked if it is not there."""

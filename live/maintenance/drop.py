@@ -1,4 +1,4 @@
-"""Drop an index with its log, wherever that is."""
+"""Drop an index with its log, wherever that is, and, of a mirror, what it keeps of the index that it follows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from scannery.indexer import Store
+from scannery.indexer import IndexerError, Store, read_manifest
 from scannery.indexer.errors import CorruptError, StoreError
 from scannery.indexer.versions.dropping import DropReport, drop_index
 from scannery.live.log.homes import log_home, remove_files
 from scannery.live.log.location import DatabaseUrl, LogRoot, log_folder
 from scannery.live.log.mutation_log import LogHome
 from scannery.live.log.registry import registered
+from scannery.live.maintenance.mirror_leases import release_source
+from scannery.runtime.mirror_names import mirrored_name
 
 __all__ = ["drop"]
 
@@ -51,20 +53,35 @@ def drop(
     expected_folder = None if isinstance(log_root, DatabaseUrl) else log_folder(log_root, index)
     folders = {expected_folder, registration.folder(store, index) if registration is not None else None}
     outside = [folder for folder in folders if folder is not None and not _is_in(folder, store)]
-    removed = []
+    removed, source = [], _mirrored(store, index)
+
+    def release() -> None:
+        if source:
+            release_source(store, source, index)
 
     def remove_logs() -> None:
         hidden()
+        release()
         for folder in outside:
             remove_files(folder)
         if database is not None and registration is not None and registration.in_database:
             removed.append(_removed(database, registration.log_id))
 
     report = drop_index(store, index, force=force, also=remove_logs, progress=progress)
+    release()  # again, since what converts may just have renewed it
     is_elsewhere = (
         registration is not None and registration.path is not None and not outside and not any(removed)
     )
     return report, registration.where if registration is not None and is_elsewhere else None
+
+
+def _mirrored(store: Store, index: str) -> str:
+    """Return the name of the index that a mirror follows; empty: it follows none."""
+    try:
+        mirror = read_manifest(store, index).mirror
+    except IndexerError:  # it was dropped before, by a process that was killed
+        return mirrored_name(index)
+    return mirror.index if mirror is not None else ""
 
 
 def _removed(home: LogHome, log_id: str) -> bool:

@@ -3,6 +3,8 @@
 A deleted row stays in segments, older versions and the log until these are written anew or removed. Each step reads
 what it needs from these files, deleted rows included, and what later steps need is removed last. So a run that was
 killed at any step is repeated as it is.
+
+Shapes: R rows of a segment.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import (
+    DYNAMIC_COLUMN,
     REVISION_COLUMN,
     WORD_COLUMNS,
     IndexerError,
     Manifest,
     MemorySegment,
     NotFoundError,
+    Segment,
     SegmentCache,
     SegmentEntry,
     Store,
@@ -39,7 +44,7 @@ from scannery.indexer import (
     without_vectors,
     written_schema,
 )
-from scannery.indexer.datapoints.declaring import with_declared
+from scannery.indexer.datapoints.declaring import rows_with_dynamic, with_declared
 from scannery.indexer.datapoints.named_vectors import is_vector_column
 from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.traffic.forgetting import forget_client, forget_documents
@@ -68,6 +73,9 @@ LOOK_S = 0.5
 MAX_ATTEMPTS = 10
 """Attempts beyond the number of segments, if other processes change them meanwhile."""
 
+_CACHED = (
+    "a process has them open: when it has ended, remove the folder ($SCANNERY_CACHE_DIR): no other run does"
+)
 _READ = "a server, a scan, a build or a migration may use it: run this again when it has let go"
 
 
@@ -98,7 +106,7 @@ class ForgettingReport:
 
     @property
     def complete(self) -> bool:
-        """Whether no file of the store has such rows."""
+        """Whether no file of the store and of the cache of this machine has such rows."""
         return all(location.remaining == 0 for location in self.locations)
 
 
@@ -139,7 +147,7 @@ def forget(
     rows = _IndexRows(store, index, filter_of, log_root, {})
     rows.until = rows.position()
     before, elsewhere = rows.locate(), list(_elsewhere(rows, filter_of, log_root))
-    after, deleted, unnamed = before, 0, 0
+    after, deleted, unnamed, cached = before, 0, 0, 0
     logged = still_logged = _forget_queries(store, index, rows.names, clients, dry_run=True)
     if not dry_run:
         root = log_root or store.local_root
@@ -161,18 +169,18 @@ def forget(
             collect_garbage(store, index, keep=1, min_age=timedelta(0))
             shorten_log(store, index, log_root=log_root)
             after, unnamed = rows.locate(), _unnamed(rows, settled_at)
-            if not (unnamed or any(after.values())) or time.monotonic() >= end_s:
+            gc.collect()  # of this process, clients that are closed: they hold segments
+            cached = sum([not SegmentCache().discard(sha256) for sha256 in rows.sha256s])
+            if not (unnamed or cached or any(after.values())) or time.monotonic() >= end_s:
                 break
             time.sleep(LOOK_S)
-        gc.collect()  # of this process, clients that are closed: they hold segments
-        for sha256 in rows.sha256s:
-            SegmentCache().discard(sha256)
     locations = [
         *(
             Location(name=name, rows=before.get(name, 0), remaining=after.get(name, 0), advice=_READ)
             for name in before | after
         ),
         Location(name="segments of no version", rows=0, remaining=unnamed, advice=_READ),
+        Location(name="segments in the cache of this machine", rows=0, remaining=cached, advice=_CACHED),
         Location(name="logged queries and feedback", rows=logged, remaining=still_logged, advice=_READ),
         *elsewhere,
     ]
@@ -245,12 +253,27 @@ class _IndexRows:
 
     def _read(self, entry: SegmentEntry, cache: SegmentCache) -> list[tuple[str, int]]:
         segment = open_segment(self.store, self.index, entry, cache)
-        segment = segment.with_entry(entry).with_columns(attribute_columns(self.manifest.spec))
-        rows = pa.array(self.where.allowed(segment).rows)
+        segment = segment.with_entry(entry)
+        undeclared_R = self._undeclared(segment)
+        segment = segment.with_columns(attribute_columns(self.manifest.spec))
+        rows = pa.array(np.union1d(self.where.allowed(segment).rows, undeclared_R))
         names, revisions = segment.ids.take(rows).to_pylist(), [0] * len(rows)
         if REVISION_COLUMN in segment.table.column_names:  # rows of a build have none
             revisions = segment.column(REVISION_COLUMN).take(rows).fill_null(0).to_pylist()
         return list(zip(names, revisions, strict=True))
+
+    def _undeclared(self, segment: Segment) -> np.ndarray:
+        """Return rows that it allows by attributes that were dynamic ones when the segment was written, int64 (R,).
+
+        Only deleted rows still have such: an attribute that others have is not declared.
+        """
+        new = self.manifest.spec.attributes.keys() - set(segment.table.column_names)
+        if not new or DYNAMIC_COLUMN not in segment.table.column_names:
+            return np.empty(0, np.int64)
+        rows_of_name = rows_with_dynamic(segment.column(DYNAMIC_COLUMN), new)
+        rows_R = np.unique(np.concatenate([np.empty(0, np.int64), *rows_of_name.values()]))
+        names = allowed_ids(segment.take(rows_R), self.manifest, self.where)
+        return rows_R[np.isin(segment.ids_of(rows_R), names)]
 
     def _in_log(self) -> int:
         """Return the number of rows in the records of the log, and of their ids in those of deletions."""

@@ -28,11 +28,12 @@ from scannery.indexer.hashes import sorted_hashes
 from scannery.indexer.reader import open_manifest
 from scannery.live.log.location import LogRoot
 from scannery.live.log.records import encoder_digests
+from scannery.live.maintenance.mirror_leases import keep_source
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.migration.conversion import Conversion, packed, unpacked
 from scannery.live.migration.errors import MigrationError, MirrorBrokenError
 from scannery.live.migration.mapping import SAMPLE_ROWS, publish_maps
-from scannery.live.migration.mirrors import check_there, keep_source
+from scannery.live.migration.mirrors import check_there
 from scannery.live.migration.reuse import Reuse
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema, whole_rows

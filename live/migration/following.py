@@ -18,10 +18,11 @@ from scannery.live.log.homes import checked_log, log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogEntry, LogGapError, MutationLog
 from scannery.live.log.records import Mutation, decode, encode, rows_fit
+from scannery.live.maintenance.mirror_leases import keep_source
 from scannery.live.memtable import LiveState, begin, entries_for, state_after
 from scannery.live.migration.conversion import Conversion
 from scannery.live.migration.errors import MirrorBrokenError
-from scannery.live.migration.mirrors import VectorsOfSpec, check_followed, follow_spec, keep_source
+from scannery.live.migration.mirrors import VectorsOfSpec, check_followed, follow_spec
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import rows_of_documents, stored_schema
 

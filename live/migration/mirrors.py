@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
 from scannery.indexer import (
@@ -23,28 +21,23 @@ from scannery.indexer.manifest import Mirror
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import hold_current, no_such_index
 from scannery.live.log.location import LogRoot
+from scannery.live.maintenance.mirror_leases import keep_source, release_source
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration.conversion import changed_spec, whole_changes
 from scannery.live.migration.errors import MigrationError, MirrorBrokenError
 from scannery.runtime.mirror_names import mirror_name
 
 __all__ = [
-    "KEEP",
     "VectorsOfSpec",
     "begin_mirror",
     "check_followed",
     "check_there",
     "follow_spec",
-    "keep_source",
     "mirror_of",
     "mirrored_spec",
     "planned_spec",
-    "release_source",
     "renew_mirror",
 ]
-
-KEEP = timedelta(days=7)
-"""How long a mirror that nothing works on keeps what it needs of the mirrored index: its base, and the log after it."""
 
 VectorsOfSpec: TypeAlias = Callable[[IndexSpec], Mapping[str, VectorsInfo]]
 """Returns what is known of the vectors of each name of a spec: their dimensions, and their encoder."""
@@ -230,30 +223,6 @@ def _identity(source: Manifest) -> str:
             field="index",
         )
     return source.index_id
-
-
-def keep_source(store: Store, mirror: str, source: Manifest, *, after: int) -> None:
-    """Keep a version of a mirrored index, and its log after a sequence, for KEEP from now on.
-
-    Raises:
-        StoreError: the store cannot be written.
-
-    """
-    lease = {
-        "versions": [source.version],
-        "log_after": after,
-        "expires_at": (datetime.now(timezone.utc) + KEEP).isoformat(),
-    }
-    store.write(_lease_key(source.index, mirror), json.dumps(lease).encode())
-
-
-def release_source(store: Store, index: str, mirror: str) -> None:
-    """Keep nothing of a mirrored index for a mirror any more."""
-    store.delete(_lease_key(index, mirror))
-
-
-def _lease_key(index: str, mirror: str) -> str:
-    return f"{index}/leases/{mirror}.json"
 
 
 def check_followed(source: Manifest, mirror: Manifest) -> None:

@@ -27,10 +27,11 @@ from scannery.indexer.versions.versions import hold_current, republish
 from scannery.live.log.homes import checked_log, log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.records import Mutation, encode
+from scannery.live.maintenance.mirror_leases import keep_source
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration.conversion import changed_spec, former_values
 from scannery.live.migration.following import Follower
-from scannery.live.migration.mirrors import keep_source, mirror_of, mirrored_spec
+from scannery.live.migration.mirrors import mirror_of, mirrored_spec
 from scannery.runtime.mirror_names import mirror_name
 
 __all__ = ["settle", "switch"]

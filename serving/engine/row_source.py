@@ -214,7 +214,7 @@ class LocalRows(RowSource):
 
     def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
         """As `RowSource.corpus`."""
-        words = self._snapshot.index.words
+        words = self._snapshot.words
         return words.statistics(terms) if words is not None and self.segments else None
 
     def _parts(self, ranking: Ranking) -> Iterator[tuple[Segment, list[int], np.ndarray]]:

@@ -160,8 +160,8 @@ def _texts(request: Message) -> Iterable[str]:
         yield from request.texts
     elif isinstance(request, index_pb2.UpsertRequest):
         for upsert in request.upserts:
-            if upsert.datapoint.HasField("text") and not upsert.datapoint.HasField("vector"):
-                yield upsert.datapoint.text
+            if not upsert.datapoint.HasField("vector"):
+                yield from (upsert.datapoint.title, upsert.datapoint.text)
     elif isinstance(
         request, search_pb2.SearchRequest | search_pb2.SearchManyRequest | search_pb2.ExplainRequest
     ):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import scannery
 from scannery.cli.main import app
 from scannery.client import NewDatapoint
-from scannery.indexer import LeaseHolder, Store
+from scannery.indexer import LeaseHolder, Store, open_index
 from scannery.indexer.traffic.day_files import write_rows
 from scannery.indexer.traffic.keys import client_hash, usable_keys
 from scannery.indexer.traffic.rows import LoggedEvent, LoggedQuery
@@ -137,6 +137,16 @@ def test_a_version_that_is_read_is_named_until_it_is_let_go(store: Path) -> None
     assert forgotten(store)["complete"]
     assert files_with_mark(store) == []
     check_others(store)
+
+
+def test_a_segment_that_a_process_has_open_is_named(store: Path, tmp_path: Path) -> None:
+    opened = open_index(Store.open(store), "shop", version=2)
+    report = forgotten(store, "--client", KEY, code=1)
+    remaining = {each["name"]: each["remaining"] for each in report["locations"] if each["remaining"]}
+    assert remaining == {"segments in the cache of this machine": 1}
+    assert files_with_mark(store) == []
+    assert files_with_mark(tmp_path / "cache")
+    del opened
 
 
 def test_a_branch_that_lacks_the_attribute_is_named(tmp_path: Path) -> None:
@@ -268,3 +278,22 @@ def test_a_filter_must_be_of_a_part(store: Path) -> None:
     assert "allows all" in refused('{"id": {"$exists": true}}')
     assert "not valid JSON" in refused("{")
     assert sorted(store.rglob("*.parquet")) == files
+
+
+def test_deleted_rows_of_before_an_attribute_was_declared_are_forgotten(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with scannery.connect(store, create=True) as client:
+        shop = client.create_index("shop", dimensions=8, lexical=True, dynamic=True)
+        shop.upsert([point("beta", number) | {"attributes": {}} for number in range(40)])
+        shop.upsert([point("acme", number) for number in range(2)])
+    invoked("index", "seal", "shop", "--store", str(store))
+    with scannery.connect(store) as client:
+        shop = client.index("shop")
+        shop.delete(where={"tenant": "acme"})
+        shop.alter(attributes={"tenant": "string"})
+        shop.upsert([point("acme", 2)])
+    report = forgotten(store)
+    assert (report["deleted"], report["complete"]) == (1, True)
+    assert files_with_mark(store) == []
+    with scannery.connect(store) as client:
+        assert client.index("shop").count() == 40

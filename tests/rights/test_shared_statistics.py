@@ -120,6 +120,17 @@ def test_scores_are_those_of_the_filter_in_a_request(talks: Talks) -> None:
     assert talks.shared.search("hidden", k=5, mode="lexical", where={"tenant": "b"}) == []
 
 
+@pytest.mark.parametrize("scope", ["passage", "document"])
+def test_explanations_have_the_statistics_of_the_scores(talks: Talks) -> None:
+    differ = 0
+    for query in ("alpha", "epsilon zeta", "gama"):
+        [name, *_] = [name for name, _ in scored(talks.shared, query)]
+        expected = talks.all.explain(query, name, mode="lexical", where=WHERE).lexical.words
+        assert talks.shared.explain(query, name, mode="lexical").lexical.words == expected
+        differ += talks.own.explain(query, name, mode="lexical").lexical.words != expected
+    assert differ == 3
+
+
 @pytest.mark.parametrize("scope", ["passage"])
 def test_whoami_tells_it(talks: Talks) -> None:
     [entry] = talks.shared._client.whoami().access

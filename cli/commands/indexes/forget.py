@@ -30,7 +30,10 @@ __all__ = ["forget"]
 TIMEOUT_S = 60.0
 OUTSIDE = (
     "copies in other stores: snapshots, exports, backups of the folder or bucket, and versions that the bucket keeps",
-    "local caches of servers on other machines: until their segments are displaced, or the folder is removed",
+    "PostgreSQL, if it has the log: its free space until VACUUM FULL, its write-ahead log, standbys and archives",
+    "logged queries that a key asked for somebody (client_id), and texts that others asked: scannery log forget",
+    "local caches of other machines, and of this one after a run that was killed: until their segments are displaced, "
+    "or the folder is removed",
     "memory of servers, with kept queries: until they end",
     "models, maps and tuning queries that were made from the data, and dead letters of builds",
     "the audit log, which has names of keys; and keys: scannery keys revoke",

@@ -44,6 +44,7 @@ from scannery.live.maintenance.goals import (
     tell,
     tell_problem,
 )
+from scannery.live.maintenance.mirror_leases import release_source
 from scannery.live.migration.errors import MirrorBrokenError, UnencodableError, not_exchanged
 from scannery.live.migration.filling import Filled, convert_base, converted, fill
 from scannery.live.migration.following import Follower
@@ -52,7 +53,6 @@ from scannery.live.migration.mirrors import (
     begin_mirror,
     check_followed,
     mirror_of,
-    release_source,
     renew_mirror,
 )
 from scannery.live.migration.pricing import price_of
@@ -352,10 +352,8 @@ class Migration:
         # One that was killed while it removed the mirror is gone on with.
         if not is_dropped(self._store, mirror):
             mirror_of(self._store, self._index)
-        release = partial(release_source, self._store, self._index, mirror)
-        # Early, since this may be killed, and at last: what converts may just have renewed it.
-        drop(self._store, mirror, log_root=self._log_root, force=True, hidden=release)
-        release()
+        drop(self._store, mirror, log_root=self._log_root, force=True)
+        release_source(self._store, self._index, mirror)  # of a long name, whose end its mirror does not tell
 
     def status(self) -> tuple[dict[str, Any], str]:
         """Return what the index and its mirror are, and a sentence of it."""

@@ -373,6 +373,16 @@ def test_a_removal_that_was_killed_is_gone_on_with(migrated: Migrated) -> None:
         Migration(migrated.store, INDEX, None).abandon()
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_mirror_that_is_dropped_keeps_nothing_of_its_index(migrated: Migrated, killed: bool) -> None:
+    migrated.begin()
+    assert what_is_left(migrated.store)
+    if killed:
+        migrated.store.write(tombstone_key("talks-mirror"), b"{}")
+    drop(migrated.store, "talks-mirror", force=True)
+    assert what_is_left(migrated.store) == []
+
+
 def test_an_error_is_told_until_a_process_has_none(migrated: Migrated) -> None:
     migrated.begin()
     store, mirror = migrated.store, read_manifest(migrated.store, "talks-mirror")

@@ -161,12 +161,12 @@ def test_what_a_request_takes(counted: Counted) -> None:
     assert counted.amounts(many(vectors=MATRIX)) == {"queries_per_s": 4}
     embed = embedding_pb2.EmbedRequest(texts=["é" * 4, "x"])
     assert counted.amounts(embed) == {"tokens_per_s": 3}
-    row = index_pb2.Upsert(datapoint=types_pb2.Datapoint(id="a", text="x" * 8))
+    row = index_pb2.Upsert(datapoint=types_pb2.Datapoint(id="a", title="t" * 5, text="x" * 8))
     given = index_pb2.Upsert(
         datapoint=types_pb2.Datapoint(id="b", text="x" * 8, vector=types_pb2.Vector(values=[1]))
     )
     upsert = UpsertRequest(index="i", upserts=[row, given])
-    amounts = {"tokens_per_s": 2, "rows_per_s": 2, "bytes_per_s": upsert.ByteSize()}
+    amounts = {"tokens_per_s": 4, "rows_per_s": 2, "bytes_per_s": upsert.ByteSize()}
     assert counted.amounts(upsert) == amounts
     # Passages of a text are known afterwards.
     answer = index_pb2.UpsertResponse(written=7)
