@@ -93,6 +93,7 @@ def migrate_command(
     """
     from scannery.cli.commands.indexes.migration import Migration
 
+    _check_one(run=run, abandon=abandon, undo=undo, status=status, dry_run=dry_run)
     opened, log_root = Store.open(store), given_log_root(log)
     index = index_of(opened, name)
     migration = Migration(opened, index, log_root)
@@ -131,6 +132,13 @@ def migrate_command(
     _print_status(migration, as_json=as_json)
     if follow:
         migration.follow()
+
+
+def _check_one(**flags: bool) -> None:
+    """Check that one thing at most is to be done: a dry run removes nothing."""
+    named = [f"--{name.replace('_', '-')}" for name, is_set in flags.items() if is_set]
+    if len(named) > 1:
+        raise typer.BadParameter(f"{named[0]} and {named[1]} exclude each other")
 
 
 def _print_status(migration: Migration, *, as_json: bool) -> None:

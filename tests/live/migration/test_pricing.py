@@ -9,8 +9,9 @@ import pytest
 
 import scannery
 from scannery.cli.main import main
-from scannery.indexer import Store
+from scannery.indexer import Store, VectorsInfo
 from scannery.live.migration import pricing
+from scannery.live.migration.mirrors import begin_mirror
 from tests.live.migration.traffic import INDEX, text_of
 from tests.served import MINILM
 
@@ -42,4 +43,18 @@ def test_a_dry_run_tells_the_price(
     assert "datapoints, of which about" in capsys.readouterr().out
     assert main(["index", "migrate", INDEX, "--store", path, "--dry-run"]) == 2
     assert "nothing would change" in capsys.readouterr().err
+    assert store.list("") == before
+
+
+def test_a_dry_run_removes_no_mirror(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "store")
+    with scannery.connect(path, create=True) as client:
+        client.create_index(INDEX, dimensions=4)
+    store = Store.open(path)
+    begin_mirror(store, INDEX, {"lexical": True}, lambda spec: {"": VectorsInfo(dimensions=4)})
+    before = store.list("")
+    migrate = ["index", "migrate", INDEX, "--store", path]
+    for flags in (["--abandon", "--dry-run"], ["--undo", "--dry-run"], ["--abandon", "--undo"]):
+        assert main([*migrate, *flags]) == 2
+        assert f"{flags[0]} and {flags[1]} exclude each other" in capsys.readouterr().err
     assert store.list("") == before
