@@ -204,3 +204,20 @@ def test_a_run_without_a_finite_loss_ends(places: list[Store]) -> None:
             is_stopped=lambda: False,
         )
     assert all(p.isfinite().all() for p in modules.parameters())
+
+
+@pytest.mark.parametrize("what", ["no folder", "full"])
+def test_steps_go_on_where_events_cannot_be_written(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "events"
+    if what == "no folder":
+        folder.write_text("a file")
+    with closing(StepEvents(folder)) as events:
+        for step in range(20_000):
+            events.record(step, {"loss": 1.0, "rate": 2.0})
+            if what == "full" and step == 0:
+                events._writer.close()
+                events._writer._writer = Path("/dev/full").open("wb")  # noqa: SIM115  which is closed with it
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"events cannot be written to {folder}, and no more are: ")
