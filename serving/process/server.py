@@ -287,6 +287,9 @@ class Server(BaseServer):
             )
         elif not any(states.values()):
             _LOG.error("none of the indexes in %s can be opened: this server is not ready", self.config.store)
+        for name in sorted({name for pair in self.config.traffic.shadows.items() for name in pair}):
+            if (index := self._catalog.aliases.resolve(name)) != name:
+                _LOG.warning("--shadow: %r is an alias, for which no query is asked: name %r", name, index)
 
     def _report_health(self) -> None:
         states = self._catalog.states()

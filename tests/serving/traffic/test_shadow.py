@@ -80,6 +80,14 @@ def test_a_shadow_that_cannot_answer_harms_nothing(store: Path) -> None:
 
 
 @pytest.mark.system
+def test_an_alias_in_place_of_an_index_is_told(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with scannery.connect(store) as client:
+        client.alias("live", "talks")
+    with serving(store, traffic=TrafficConfig(share=1.0, shadow=("live=trial",))):
+        assert "--shadow: 'live' is an alias, for which no query is asked: name 'talks'" in caplog.text
+
+
+@pytest.mark.system
 def test_answers_of_a_shadow_are_of_it_alone(store: Path) -> None:
     """It has a shadow, too, and answers to its people have hits of both."""
     shadows = ("talks=trial", "trial=talks")
