@@ -1,4 +1,4 @@
-"""Begin a mirror of an index, find it again, and keep what it still needs of the mirrored index."""
+"""Begin a mirror of an index, find it again, and let it follow what is changed in the spec of the index."""
 
 from __future__ import annotations
 
