@@ -1,7 +1,7 @@
 """Searches of which each has a filter that was never asked before, as a caller's tenant or "the last seven days" is.
 
-    python -m benchmarks.fresh_filters [passages] [generated] [--folder FOLDER] [--other CHECKOUT] [--seconds 2]
-        [--rounds 5] [--rows 1000000]
+    python -m benchmarks.fresh_filters [passages] [generated] [--folder FOLDER] [--other CHECKOUT]
+        [--peers redis,qdrant-edge,pgvector] [--seconds 2] [--rounds 5] [--rows 1000000]
 
 `passages`: 39,133 real passages × 384 with questions about other shows (`benchmarks.data`). `generated`: vectors × 96,
 as many rows as are asked for, a table for each of several numbers. Each row has a `tenant` (a string) and a moment `at`
@@ -10,9 +10,14 @@ a filter, and by tenants and windows, each a different one (until all tenants we
 
 *Server*: processor time of a search in the server, which says more than searches/s on a busy machine. *First*: the
 first question of a new server with a filter of that kind, after twenty without one. Recall is that of 200 questions
-among the allowed rows. With `--other`, a server of another checkout is asked in turns with this one; the last column is
-the median over the turns of new / old: searches/s by one caller, by eight, and processor time. With a folder, indexes
-are kept there for the next run.
+among the allowed rows.
+
+With `--other`, a server of another checkout is asked in turns with this one; with `--peers`, engines of
+`benchmarks.peer_engines`, which have the same rows and get the same kinds of filters, each a different one. The setting
+of a peer is the least with which these 200 questions have a recall of 0.95, for each kind of filter; Scannery has its
+defaults. Qdrant's engine runs in the process of the callers, the others are servers on a socket. The last column is the
+median over the turns of scannery / the line's: searches/s by one caller, by eight, and processor time. With a folder,
+indexes are kept there for the next run.
 
 Shapes: N rows, Q queries, D dimensions.
 """
@@ -24,8 +29,9 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -34,7 +40,7 @@ import numpy as np
 
 import scannery
 from benchmarks.callers import OtherProcesses
-from benchmarks.data import generated, real_questions
+from benchmarks.data import Vectors, generated, real_questions
 from benchmarks.harness import (
     CALLERS,
     ROOT,
@@ -52,11 +58,14 @@ from benchmarks.harness import (
     timed,
     until,
 )  # fmt: skip
+from benchmarks.peer_engines import ENGINES, Columns, Engine, allowed_mask, built, installed
+from benchmarks.query import TARGET
 from scannery.indexer import Store, exact_search, parse_spec
 
 PASSAGES, DIMENSIONS = 39_133, 96
 PASSAGES_OF_TENANT, ROWS_OF_TENANT = 39, 100
 RECALL_QUERIES, WARM = 200, 20
+OURS = "scannery"
 Where = dict[str, Any]
 Draw = Callable[[], Where | None]
 
@@ -70,8 +79,11 @@ class Collection:
         self.name, self.vectors_ND, self.queries_QD = name, vectors_ND, queries_QD
         rows, generator = len(vectors_ND), np.random.default_rng(1)
         self.tenants = rows // rows_of_tenant
-        self.tenant_N = generator.permutation(rows) % self.tenants
-        self.at_N = generator.permutation(rows)
+        tenants = (generator.permutation(rows) % self.tenants).tolist()
+        self.columns: Columns = {
+            "tenant": np.array([f"tenant {number}" for number in tenants]),
+            "at": generator.permutation(rows),
+        }
         self._numbers = itertools.count()
 
     @property
@@ -90,17 +102,8 @@ class Collection:
 
     def allowed(self, where: Where | None) -> np.ndarray:
         """Return the rows that a filter allows, by a look at all rows."""
-        mask_N = np.ones(len(self.vectors_ND), bool)
-        for name, condition in (where or {}).items():
-            if name == "at":
-                mask_N &= (self.at_N >= condition["$gte"]) & (self.at_N < condition["$lt"])
-            elif isinstance(condition, str):
-                mask_N &= self.tenant_N == _number(condition)
-            elif "$ne" in condition:
-                mask_N &= self.tenant_N != _number(condition["$ne"])
-            else:
-                mask_N &= np.isin(self.tenant_N, [*map(_number, condition["$in"])])
-        return np.flatnonzero(mask_N)
+        mask_N = allowed_mask(self.columns, where)
+        return np.arange(len(self.vectors_ND)) if mask_N is None else np.flatnonzero(mask_N)
 
     def _spread(self) -> float:
         # Multiples of the golden ratio never return.
@@ -110,13 +113,9 @@ class Collection:
         return f"tenant {int(self.tenants * self._spread())}"
 
     def _window(self, share: float) -> Where:
-        width = max(1, int(share * len(self.at_N)))
-        start = int((len(self.at_N) - width) * self._spread())
+        width = max(1, int(share * len(self.vectors_ND)))
+        start = int((len(self.vectors_ND) - width) * self._spread())
         return {"at": {"$gte": start, "$lt": start + width}}
-
-
-def _number(tenant: str) -> int:
-    return int(tenant.removeprefix("tenant "))
 
 
 def collections(given: argparse.Namespace, folder: Path) -> Iterator[Collection]:
@@ -138,25 +137,27 @@ def store_of(collection: Collection, folder: Path) -> Path:
             {"index": "bench", "source": {"vector": "v"}, "distance": "cosine",
              "attributes": {"tenant": "string", "at": "int"}}
         )  # fmt: skip
-        columns = {
-            "tenant": [f"tenant {number}" for number in collection.tenant_N.tolist()],
-            "at": collection.at_N.tolist(),
-        }
+        columns = {name: column.tolist() for name, column in collection.columns.items()}
         store, tuning_QD = Store.open(path, create=True), collection.queries_QD[::2]
         publish(store, spec, collection.vectors_ND, folder, columns=columns, queries_QD=tuning_QD)
     return path
 
 
-class Asked(NamedTuple):
-    """A server that is asked, and its process."""
+Search = Callable[[np.ndarray, Where | None], Sequence[int]]
 
-    bench: scannery.Index
-    pid: int
+
+class Server(NamedTuple):
+    """What is asked."""
+
+    search: Search
+    """Returns the rows of a query, best first."""
+    pid: int | None
+    """Process of the server; None if the callers' process searches."""
 
 
 @contextmanager
-def served(checkout: Path, store: Path, cache: Path) -> Iterator[Asked]:
-    """Yield the index of a server that runs a checkout's source."""
+def served(checkout: Path, store: Path, cache: Path) -> Iterator[Server]:
+    """Yield a server that runs a checkout's source."""
     port = free_port()
     environ = os.environ | {"PYTHONPATH": str(checkout / "src"), "SCANNERY_CACHE_DIR": str(cache)}
     command = ("-m", "scannery.cli.main", "serve", "--store", str(store), "--listen", "127.0.0.1:0")
@@ -167,7 +168,12 @@ def served(checkout: Path, store: Path, cache: Path) -> Iterator[Asked]:
     try:
         until(lambda: listens(port), deadline_s=600)
         with scannery.connect(f"http://127.0.0.1:{port}", timeout_s=60) as client:
-            yield Asked(client.index("bench"), process.pid)
+            index = client.index("bench")
+
+            def search(query_D: np.ndarray, where: Where | None) -> Sequence[int]:
+                return [int(hit.id[1:]) for hit in index.search(query_D, K, where=where, fields=["id"])]
+
+            yield Server(search, process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -185,114 +191,133 @@ class Figures(NamedTuple):
     """Processor time of a search of one caller in the server."""
 
 
-def measured(asked: Asked, queries_QD: np.ndarray, draw: Draw, seconds: float) -> Figures:
+def measured(server: Server, queries_QD: np.ndarray, draw: Draw, seconds: float) -> Figures:
     def ask(number: int) -> object:
-        return asked.bench.search(queries_QD[number % len(queries_QD)], K, where=draw(), fields=["id"])
+        return server.search(queries_QD[number % len(queries_QD)], draw())
 
-    before_s = cpu_s(asked.pid)
+    before_s = cpu_s(server.pid) if server.pid else float("nan")
     rate, latencies = throughput(ask, 1, seconds)
-    server_us = (cpu_s(asked.pid) - before_s) / len(latencies) * 1e6
+    server_us = (cpu_s(server.pid) - before_s) / len(latencies) * 1e6 if server.pid else before_s
     return Figures(rate, milliseconds(latencies, 0.5), throughput(ask, CALLERS, seconds)[0], server_us)
 
 
 def first_ms(checkout: Path, store: Path, cache: Path, queries_QD: np.ndarray, draw: Draw) -> float:
     """Return how long the first question with a filter takes in a new server."""
     where = draw()
-    with served(checkout, store, cache) as asked:
+    with served(checkout, store, cache) as server:
         for query_D in queries_QD[:WARM]:
-            asked.bench.search(query_D, K)
-        return timed(lambda: asked.bench.search(queries_QD[WARM], K, where=where)) * 1e3
+            server.search(query_D, None)
+        return timed(lambda: server.search(queries_QD[WARM], where)) * 1e3
 
 
-def recall_of(index: scannery.Index, collection: Collection, draw: Draw) -> float:
+def recall_of(search: Search, collection: Collection, draw: Draw) -> float:
     """Return the mean recall@10 of filters of a kind; filters that allow no row are left out."""
     recalls = []
     for query_D in collection.queries_QD[:RECALL_QUERIES]:
         where = draw()
         rows = collection.allowed(where)
         if len(rows):
-            true_scores = exact_search(collection.vectors_ND, query_D[None], K, "cosine", rows)[1][0]
+            true_scores = exact_search(collection.vectors_ND, query_D[None], K, "dot", rows)[1][0]
             least = true_scores[np.isfinite(true_scores)].min() - 1e-5
-            hits = index.search(query_D, K, where=where)
-            recalls.append(sum(hit.score >= least for hit in hits) / min(K, len(rows)))
+            scores = collection.vectors_ND[list(search(query_D, where))] @ query_D
+            recalls.append((scores >= least).sum() / min(K, len(rows)))
     return float(np.mean(recalls))
+
+
+def opened(name: str, collection: Collection, folder: Path, stack: ExitStack) -> Engine:
+    """Return a peer with the rows of a collection, built now if it is not there."""
+    rows = Vectors(collection.name, "cosine", collection.vectors_ND, collection.queries_QD)
+    engine = ENGINES[name].make()
+    path = built(folder / name, partial(engine.build, rows, collection.columns))
+    engine.open(rows, collection.columns, path, stack)
+    return engine
+
+
+def tuned(engine: Engine, collection: Collection, draw: Draw) -> tuple[Server, int]:
+    """Return a peer at the least setting that reaches the recall, or at its last, and this setting."""
+    for effort in engine.efforts:
+
+        def search(query_D: np.ndarray, where: Where | None, effort: int = effort) -> Sequence[int]:
+            ask = engine.searcher(where, effort)
+            assert ask is not None
+            return ask(query_D)
+
+        if recall_of(search, collection, draw) >= TARGET:
+            break
+    return Server(search, getattr(engine, "pid", None)), effort
 
 
 def compared(
     collection: Collection, store: Path, given: argparse.Namespace, folder: Path
 ) -> Iterator[list[object]]:
-    """Yield a line for each kind of filter and checkout."""
-    checkouts = {"new": ROOT} | ({"old": Path(given.other)} if given.other else {})
-    caches = {label: folder / f"cache-{label}" for label in checkouts}
+    """Yield a line for each kind of filter and engine."""
+    checkouts = {OURS: ROOT} | ({"old": Path(given.other)} if given.other else {})
+    caches = {label: folder / f"cache-{'new' if label == OURS else label}" for label in checkouts}
     with ExitStack() as stack:
         servers = {
             label: stack.enter_context(served(checkout, store, caches[label]))
             for label, checkout in checkouts.items()
         }
+        peers = {name: opened(name, collection, folder, stack) for name in given.peers}
         for kind, draw in collection.kinds.items():
-            turns: dict[str, list[Figures]] = {label: [] for label in checkouts}
+            settings: dict[str, object] = {}
+            for name, engine in peers.items():
+                servers[name], settings[name] = tuned(engine, collection, draw)
+            turns: dict[str, list[Figures]] = {label: [] for label in servers}
             for turn in range(given.rounds + 1):
-                for label in sorted(checkouts, reverse=bool(turn % 2)):
+                for label in sorted(servers, reverse=bool(turn % 2)):
                     figures = measured(servers[label], collection.queries_QD, draw, given.seconds)
                     if turn:
                         turns[label].append(figures)
-            for label in sorted(checkouts, reverse=True):
+            for label, server in servers.items():
                 rate, p50_ms, eight, server_us = (
                     median(values) for values in zip(*turns[label], strict=True)
                 )
-                first = first_ms(checkouts[label], store, caches[label], collection.queries_QD, draw)
-                recall = recall_of(servers[label].bench, collection, draw)
-                cells = [
-                    f"{rate:,.0f}",
-                    f"{p50_ms:.2f}",
-                    f"{eight:,.0f}",
-                    f"{server_us:,.0f}",
-                    f"{first:.1f}",
-                ]
+                first = (
+                    f"{first_ms(checkouts[label], store, caches[label], collection.queries_QD, draw):.1f}"
+                    if label in checkouts
+                    else ""
+                )
                 yield [
-                    kind,
-                    *([label] if given.other else []),
-                    *cells,
-                    f"{recall:.3f}",
-                    *_ratios(turns, label),
-                ]
+                    kind, label, settings.get(label, ""), f"{rate:,.0f}", f"{p50_ms:.2f}", f"{eight:,.0f}",
+                    f"{server_us:,.0f}" if server.pid else "", first,
+                    f"{recall_of(server.search, collection, draw):.3f}", _ratios(turns, label),
+                ]  # fmt: skip
 
 
-def _ratios(turns: Mapping[str, list[Figures]], label: str) -> list[str]:
-    if len(turns) == 1:
-        return []
-    if label == "new":
-        return [""]
-    pairs = list(zip(turns["new"], turns["old"], strict=True))
-    ratios = (median(new[at] / max(old[at], 1e-9) for new, old in pairs) for at in (0, 2, 3))
-    return [" · ".join(f"{ratio:.2f}" for ratio in ratios)]
+def _ratios(turns: Mapping[str, list[Figures]], label: str) -> str:
+    if label == OURS:
+        return ""
+    pairs = list(zip(turns[OURS], turns[label], strict=True))
+    ratios = [median(ours[at] / max(figures[at], 1e-9) for ours, figures in pairs) for at in (0, 2, 3)]
+    return " · ".join(f"{ratio:.2f}" for ratio in ratios if np.isfinite(ratio))
 
 
 def main() -> None:
     """Print a table for each collection."""
     given = options(
-        __doc__,
-        cases=("passages", "generated"),
-        folder=str,
-        other="",
-        seconds=2.0,
-        rounds=5,
+        __doc__, cases=("passages", "generated"), folder=str, other="", peers="", seconds=2.0, rounds=5,
         rows=[1_000_000],
-    )
-    print(environment("scann", "httptools"), flush=True)
-    titles = ["filter", *(["checkout"] if given.other else []), "one caller, searches/s", "p50, ms"]
-    titles += [
-        "eight, searches/s",
-        "server, µs",
-        "first, ms",
-        "recall@10",
-        *(["new / old"] if given.other else []),
-    ]
+    )  # fmt: skip
+    named = given.peers.split(",") if given.peers else []
+    if unknown := sorted({*named} - {*ENGINES}):
+        raise SystemExit(f"no such peer: {', '.join(unknown)}")
+    given.peers = installed({name: ENGINES[name].packages for name in named})
+    packages = (package for name in given.peers for package in ENGINES[name].packages)
+    print(environment("scann", "httptools", *packages), flush=True)
+    titles = (
+        "filter", "engine", "setting", "one caller, searches/s", "p50, ms", "eight, searches/s", "server, µs",
+        "first, ms", "recall@10", "scannery / it",
+    )  # fmt: skip
     with folder_of(Path(given.folder) if given.folder else None) as folder:
         for collection in collections(given, folder):
             store, others = store_of(collection, folder), OtherProcesses()
             print(f"{collection.name}: {len(collection.vectors_ND):,} × {collection.vectors_ND.shape[1]}\n")
-            print(table(titles, compared(collection, store, given, folder / collection.name)))
+            rows = []
+            for row in compared(collection, store, given, folder / collection.name):
+                print(*row, sep=" · ", flush=True)
+                rows.append(row)
+            print("\n" + table(titles, rows))
             print(f"Other processes had {others.share:.0%} of the cores.\n", flush=True)
 
 

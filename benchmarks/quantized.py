@@ -1,7 +1,7 @@
-"""Memory and searches with vectors in 8 bits a number: beside the full ones, and alone.
+"""Memory and searches with vectors in 8 bits a number: beside the full ones, and alone; and those of other engines.
 
-    python -m benchmarks.quantized [sizes] [limits] [--collections passages,images,generated,million] [--folder FOLDER]
-        [--searches 2000] [--shares 100,50,30,20,10]
+    python -m benchmarks.quantized [sizes] [limits] [peers] [--collections passages,images,generated,million]
+        [--folder FOLDER] [--searches 2000] [--shares 100,50,30,20,10] [--rows N]
 
 `passages`: 39,133 real passages × 384 with questions about other shows; `images`: Fashion-MNIST, 60,000 × 784, squared
 L2; `generated`: 500,000 × 128; `million`: the passages with noise, 1,000,000 × 384. Each is an index of one segment,
@@ -14,6 +14,13 @@ code); *mapped*: the pages of the index's files that it has in memory.
 `limits`: each process in a memory control group with a limit, which is what the process has without the index, and a
 share of the bytes of the full vectors. Its files are not in the kernel's cache at first. Needs the right to make
 groups. *Unadvised*: as *full*, without telling the kernel that vectors are read at random (vectors/page_advice.py).
+
+`peers`: engines of `benchmarks.quantized_peers` with the same vectors and queries (not squared L2), each opened and
+asked in a process of its own, at the fastest of its settings that reaches recall@10 of 0.95 with 200 queries, or at
+that with the highest recall. Scannery has its tuned settings. *Disk*: what the searches need, in bytes a row as the
+others; of Scannery without the Parquet files of its store. *Own* and *mapped* as above; of PostgreSQL *own* is the
+growth of all its processes with their shared buffers, and the kernel's cache of its files is left out. Recall@100 is
+that of the same setting. `--rows`: so many rows of each collection at most.
 
 Shapes: N rows, Q queries, D dimensions.
 """
@@ -28,20 +35,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.data import Vectors, fashion_mnist, generated, real_questions, with_noise
-from benchmarks.harness import BATCH, ROOT, K, environment, folder_of, options, publish, table
+from benchmarks.harness import BATCH, ROOT, K, environment, folder_of, options, publish, table, timed
+from benchmarks.peer_engines import built, installed
+from benchmarks.quantized_peers import COMPRESSED
+from benchmarks.query import TARGET
 from scannery.indexer import ColdReads, SegmentCache, Store, exact_search, open_index, parse_spec
 
 PASSAGES, MILLION = 39_133, 1_000_000
 WAYS = ("full", "beside", "compact")
 FORMER = "unadvised"
-TRUTH_QUERIES = 500
+ScoresOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(rows, query) → scores."""
+TRUTH_QUERIES, CHOICE_QUERIES = 500, 200
 DEEP = 100
 
 
@@ -68,13 +82,19 @@ COLLECTIONS: dict[str, Callable[[Path], Vectors]] = {
 }
 
 
-def prepared(name: str, folder: Path) -> Path:
+def collection_of(name: str, folder: Path, rows: int | None = None) -> Vectors:
+    """Return a collection, of its first rows at most so many."""
+    collection = COLLECTIONS[name](folder)
+    return replace(collection, vectors_ND=collection.vectors_ND[:rows])
+
+
+def prepared(name: str, folder: Path, rows: int | None = None) -> Path:
     """Return the folder of a collection with its index, its queries and their true scores, made if it is missing."""
-    path = folder / name
+    path = folder / (f"{name}-{rows}" if rows else name)
     if (path / "about.json").exists():
         return path
     path.mkdir(parents=True, exist_ok=True)
-    collection = COLLECTIONS[name](folder)
+    collection = collection_of(name, folder, rows)
     tuned_QD = collection.queries_QD[1::2] if collection.tuned_QD is None else collection.tuned_QD
     spec = parse_spec({"index": "bench", "source": {"vector": "v"}, "distance": collection.distance})
     publish(Store.open(path / "store", create=True), spec, collection.vectors_ND, path, queries_QD=tuned_QD)
@@ -84,9 +104,9 @@ def prepared(name: str, folder: Path) -> Path:
     _, scores_QK = exact_search(collection.vectors_ND, truth_QD, DEEP, collection.distance)
     np.save(path / "queries.npy", queries_QD)
     np.save(path / "truth.npy", scores_QK)
-    rows, dimensions = collection.vectors_ND.shape
+    count, dimensions = collection.vectors_ND.shape
     about = {
-        "name": collection.name, "rows": rows, "dimensions": dimensions, "distance": collection.distance,
+        "name": collection.name, "rows": count, "dimensions": dimensions, "distance": collection.distance,
     }  # fmt: skip
     (path / "about.json").write_text(json.dumps(about))
     return path
@@ -159,11 +179,16 @@ def search_alone(path: Path, way: str, searches: int, group: str) -> dict[str, A
 
 def searched(path: Path, way: str, searches: int, group: str = "") -> dict[str, Any]:
     """Return what `search_alone` measures in a process of its own."""
+    return in_process("search_alone", path, way, searches, group)
+
+
+def in_process(function: str, path: Path, *arguments: str | int) -> dict[str, Any]:
+    """Return what a function of this module measures in a process of its own."""
     code = (
-        "import json, sys; from pathlib import Path; from benchmarks.quantized import search_alone; "
-        "print(json.dumps(search_alone(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])))"
+        "import json, sys; from pathlib import Path; from benchmarks import quantized; "
+        "print(json.dumps(getattr(quantized, sys.argv[1])(Path(sys.argv[2]), *json.loads(sys.argv[3]))))"
     )
-    done = _run("-c", code, str(path), way, str(searches), group)
+    done = _run("-c", code, function, str(path), json.dumps(arguments))
     if done.returncode:
         return {"failed": done.returncode}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -178,12 +203,22 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def recall(path: Path, rows_QK: list[list[int]], k: int) -> float:
-    """Return the share of true hits among the rows found, by their scores with the full vectors."""
+    """Return the share of true hits among the rows of a segment, by their scores with the full vectors."""
     [segment] = open_index(Store.open(path / "store"), "bench", cache=SegmentCache(path / "cache")).segments
+    return _recall(path, rows_QK, k, segment.scores_of)
+
+
+def _recall(
+    path: Path,
+    rows_QK: Sequence[Sequence[int]],
+    k: int,
+    scores_of: ScoresOf,
+) -> float:
+    """Return the share of true hits among the rows of the first queries, by what scores rows and a query."""
     queries_QD, least_Q = np.load(path / "queries.npy"), np.load(path / "truth.npy")[:, k - 1]
     hits = [
-        (segment.scores_of(np.array(rows_K), query_D) >= least - 1e-6 * abs(least)).sum()
-        for rows_K, query_D, least in zip(rows_QK, queries_QD[: len(least_Q)], least_Q, strict=True)
+        (scores_of(np.array(rows_K, int), query_D) >= least - 1e-6 * abs(least)).sum()
+        for rows_K, query_D, least in zip(rows_QK, queries_QD, least_Q, strict=False)
     ]
     return float(np.sum(hits) / (k * len(hits)))
 
@@ -264,6 +299,93 @@ def _bytes_of(cache: Path, part: str, *, compact: bool) -> int:
     return sum(each.stat().st_size for each in paths if each.is_file())
 
 
+# --- other engines
+
+
+def search_peer(path: Path, name: str, effort: int, factor: int, searches: int) -> dict[str, Any]:
+    """Open the index of a peer and search it; return what was measured."""
+    engine, queries_QD = COMPRESSED[name].make(), np.load(path / "queries.npy")
+    folder, before = path / "peers" / name, memory()["own"]
+    with ExitStack() as stack:
+        engine.open(folder, stack)
+        server_bytes = engine.server_bytes()
+        ask = engine.searcher(effort, factor, K)
+        took_s = [timed(partial(ask, query_D)) for query_D in queries_QD[:searches]]
+        own = memory()["own"] - before + engine.server_bytes() - server_bytes
+        result: dict[str, Any] = {
+            "rate": float(1 / np.mean(took_s[len(took_s) // 2 :])), "own": own, "mapped": mapped_of(folder),
+            "disk": engine.disk_bytes(folder),
+        }  # fmt: skip
+        for k in (K, DEEP):
+            ask = engine.searcher(effort, factor, k)
+            result[str(k)] = [[*ask(query_D)] for query_D in queries_QD[:TRUTH_QUERIES]]
+    return result
+
+
+def chosen_setting(path: Path, name: str, scores_of: ScoresOf) -> tuple[int, int]:
+    """Return the fastest setting of a peer that reaches the recall, or that with the highest recall."""
+    engine, queries_QD = COMPRESSED[name].make(), np.load(path / "queries.npy")[:CHOICE_QUERIES]
+    settings = []
+    with ExitStack() as stack:
+        engine.open(path / "peers" / name, stack)
+        for factor in engine.factors:
+            for effort in engine.efforts:
+                ask = engine.searcher(effort, factor, K)
+                started_s = time.perf_counter()
+                rows_QK = [ask(query_D) for query_D in queries_QD]
+                took_s = time.perf_counter() - started_s
+                reached = _recall(path, rows_QK, K, scores_of)
+                settings.append((min(reached, TARGET), -took_s, effort, factor))
+                if reached >= TARGET:
+                    break
+    return max(settings)[2:]
+
+
+def peers(given: argparse.Namespace, folder: Path) -> None:
+    """Print what other engines take beside ours, and find."""
+    names = installed({name: each.packages for name, each in COMPRESSED.items()})
+    packages = dict.fromkeys(package for name in names for package in COMPRESSED[name].packages)
+    print(environment(*packages), flush=True)
+    for case in given.collections.split(","):
+        path = prepared(case, folder, given.rows)
+        about = json.loads((path / "about.json").read_text())
+        vectors_ND = collection_of(case, folder, given.rows).vectors_ND
+        scores_of: ScoresOf = partial(_dot_scores, vectors_ND)
+        rows = []
+        for way in ("beside", "compact"):
+            searched(path, way, 1)  # unpacks, and times plans
+            result = searched(path, way, given.searches)
+            recalls = [recall(path, result[str(k)], k) for k in (K, DEEP)]
+            disk = _bytes_of(path / "cache", "", compact=way == "compact")
+            rows.append(
+                _line(f"scannery, {way}", "as tuned", result | {"disk": disk}, recalls, about["rows"])
+            )
+            print(*rows[-1], flush=True)
+        for name in names:
+            built(path / "peers" / name, partial(COMPRESSED[name].make().build, vectors_ND))
+            effort, factor = chosen_setting(path, name, scores_of)
+            result = in_process("search_peer", path, name, effort, factor, given.searches)
+            if "failed" in result:
+                print(f"- {name} failed ({result['failed']})", flush=True)
+                continue
+            recalls = [_recall(path, result[str(k)], k, scores_of) for k in (K, DEEP)]
+            rows.append(_line(name, f"{effort}, {factor} ×", result, recalls, about["rows"]))
+            print(*rows[-1], flush=True)
+        header = (
+            about["name"], "setting", "disk", "own", "mapped", "recall@10", "recall@100", "searches/s",
+        )  # fmt: skip
+        print("\n" + table(header, rows), flush=True)
+
+
+def _dot_scores(vectors_ND: np.ndarray, rows_K: np.ndarray, query_D: np.ndarray) -> np.ndarray:
+    return vectors_ND[rows_K] @ query_D
+
+
+def _line(name: str, setting: str, result: dict[str, Any], recalls: Sequence[float], rows: int) -> list[str]:
+    sizes = (f"{result[part] / rows:,.0f}" for part in ("disk", "own", "mapped"))
+    return [name, setting, *sizes, *(f"{each:.3f}" for each in recalls), f"{result['rate']:,.0f}"]
+
+
 def limits(given: argparse.Namespace, folder: Path) -> None:
     """Print latencies at limits of memory."""
     rows = []
@@ -309,13 +431,13 @@ def _base_bytes() -> int:
 def main() -> None:
     """Print the tables."""
     given = options(
-        __doc__, cases=("sizes", "limits"), collections="passages", folder=Path, searches=2000,
-        shares=[100, 50, 30, 20, 10],
+        __doc__, cases=("sizes", "limits", "peers"), collections="passages", folder=Path, searches=2000,
+        shares=[100, 50, 30, 20, 10], rows=int,
     )  # fmt: skip
     print(environment("scann", "numba"), flush=True)
     with folder_of(given.folder) as folder:
         for case in given.cases:
-            {"sizes": sizes, "limits": limits}[case](given, folder)
+            {"sizes": sizes, "limits": limits, "peers": peers}[case](given, folder)
 
 
 if __name__ == "__main__":

