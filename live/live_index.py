@@ -107,7 +107,7 @@ class LiveIndex(Generic[SnapshotT]):
         rows: RowReader = OWN_ROWS,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_gap: Callable[[], None] = lambda: None,
-        room: Callable[[int], None] = lambda size_bytes: None,
+        room: Callable[[LiveState, int], None] = lambda state, size_bytes: None,
         seconds: Callable[[], int] = WALL_SECONDS,
     ) -> None:
         """Replay the log.
@@ -120,7 +120,8 @@ class LiveIndex(Generic[SnapshotT]):
             rows: finds the rows that writes need, those of all shards.
             waiting: returns a context manager; inside it, a request waits and leaves its permit to others.
             on_gap: called when this object must move to a later version or, if `replaced`, be created again.
-            room: raises OverloadedError if there is no memory for a record of some bytes, which is then not written.
+            room: raises OverloadedError if there is no memory for a record of some bytes after a state; it is then not
+                written.
             seconds: returns the second since 1970, at which writes see the index.
 
         Raises:
@@ -386,8 +387,8 @@ class LiveIndex(Generic[SnapshotT]):
                 f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
                 "updates needs a local folder (--log)"
             )
-        self._room(0)
         state = self._state
+        self._room(state, 0)
         live = state.manifest.spec.live
         if state.unsealed_rows >= live.max_rows or state.unsealed_bytes >= live.max_bytes:
             raise OverloadedError(
@@ -458,7 +459,7 @@ class LiveIndex(Generic[SnapshotT]):
 
     def _submit(self, write: Write, deadline: Deadline) -> Answer:
         self.check_writable()
-        self._room(write.size_bytes)
+        self._room(self._state, write.size_bytes)
         with self._applied:
             if self._closed:
                 raise self._closed_error()

@@ -20,6 +20,7 @@ from scannery.pipelines.estimating import BuildPlan, CostEstimate, StageNeeds, c
 from scannery.pipelines.execution.runners import RUNNERS
 from scannery.pipelines.exports.exporting import ExportedFile, ExportReport, export
 from scannery.pipelines.memory_planning import MemoryPlan, Remedy, plan_memory
+from scannery.pipelines.planning.compact_vectors import CompactVectors, KeptShare
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.state.progress import Progress, ProgressCallback
 
@@ -29,12 +30,14 @@ __all__ = [
     "BuildPlan",
     "BuildReport",
     "CompactReport",
+    "CompactVectors",
     "CostEstimate",
     "DeadLetter",
     "ExportReport",
     "ExportedFile",
     "InputChangedError",
     "InputNotFoundError",
+    "KeptShare",
     "MemoryPlan",
     "ModeError",
     "NothingToIndexError",

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ from scannery.indexer.scann.assets import expected_bytes
 from scannery.indexer.scann.config import choose_config
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.build import build_segment
+from scannery.indexer.segment.cold.cold_vectors import kept_bytes
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.versions.creation import with_analyser
 from scannery.indexer.versions.levels import LEVEL
 from scannery.pipelines.errors import ModeError
 from scannery.pipelines.planning.build_plan import auto_shards, cut_input, vectors_of, with_headings
+from scannery.pipelines.planning.compact_vectors import CompactVectors, compacted, expected_page_bytes
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder, planned_encoders, recipe_of
 from scannery.pipelines.planning.sampled_rows import TEXT_BYTES, sampled_rows, typical_rows
 from scannery.pipelines.planning.worker_resources import RowSize
@@ -76,6 +78,8 @@ class MemoryPlan:
     shards: int
     basis: str
     """What sizes follow from: a sample of the input, or what is assumed without one."""
+    compact: Mapping[str, CompactVectors]
+    """What becomes of the vectors of each name, "" first, if the index is served compact; empty: it is not."""
     components: Mapping[str, MemoryBytes]
     """Memory of the index by component, as `scannery.indexer.memory.COMPONENTS` name them."""
     processes: Mapping[str, int]
@@ -125,6 +129,7 @@ def plan_memory(
     workers: int = 1,
     memory_bytes: int | None = None,
     cold: bool = False,
+    compact: bool = False,
     store: str | None = None,
 ) -> MemoryPlan:
     """Return what an index will take of memory and disk in a server. Reads a sample of the input, and builds nothing.
@@ -137,10 +142,12 @@ def plan_memory(
         workers: of the server.
         memory_bytes: ceiling of the server; None: none.
         cold: whether the index is cold: its vectors stay in the store.
+        compact: whether it is compact: searched by vectors in 8 bits a number, where these keep enough true hits.
         store: URI of the store, for models `store:NAME@N`; None: there is none.
 
     Raises:
-        ModeError: there is neither a number of rows nor an input, or the dimensions are not known.
+        ModeError: there is neither a number of rows nor an input, the dimensions are not known, or the index is to be
+            both cold and compact.
         PipelineError, EmbedError, InvalidSpecError: as `build` before it starts.
 
     """
@@ -148,6 +155,8 @@ def plan_memory(
         raise ModeError(f"workers must be at least 1, got {workers}", field="workers")
     if rows is None and not inputs:
         raise ModeError("a plan needs a number of rows, or inputs", field="rows")
+    if cold and compact:
+        raise ModeError("compact: an index is either cold or compact", field="compact")
     spec = with_analyser(spec if isinstance(spec, IndexSpec) else parse_spec(spec), None, level=LEVEL)
     encoders = planned_encoders(spec, store)
     if inputs:
@@ -163,7 +172,9 @@ def plan_memory(
         cut = "passages" if spec.source.chunk else f"{TEXT_BYTES} bytes"
         basis = f"typical values and texts of {cut}, since there is no input"
     assert rows is not None
-    return _Estimate.of(table, spec, rows, sizes).plan(
+    # Vectors that encoders would make, and those of typical rows, are random.
+    real = frozenset(sizes) - frozenset(spec.encoders) if inputs else frozenset[str]()
+    return _Estimate.of(table, spec, rows, sizes, real if compact else None).plan(
         basis, encoders, workers=workers, memory_bytes=memory_bytes, cold=cold
     )
 
@@ -241,16 +252,36 @@ class _Estimate:
     rows: int
     dimensions: Mapping[str, int]
     shards: int
+    compact: Mapping[str, CompactVectors]
     memory: IndexMemory
+    pages_bytes: int
+    """Size of the places of vectors in the store, by which a cold index reads them."""
     cache_bytes: int
     store_bytes: int
 
     @classmethod
-    def of(cls, table: pa.Table, spec: IndexSpec, rows: int, dimensions: Mapping[str, int]) -> _Estimate:
-        """Return the estimate for an index of `rows` rows like those of a table."""
+    def of(
+        cls,
+        table: pa.Table,
+        spec: IndexSpec,
+        rows: int,
+        dimensions: Mapping[str, int],
+        measured: Set[str] | None,
+    ) -> _Estimate:
+        """Return the estimate for an index of `rows` rows like those of a table.
+
+        Args:
+            table: the sample.
+            spec: of the index.
+            rows: of the index.
+            dimensions: of the vectors of each name.
+            measured: names of the vectors that the sample has as they are, if the index is compact; None: it is not.
+
+        """
         if not len(table):
             raise ModeError("the input has no records that can be indexed", field="inputs")
-        memory, cache_bytes, store_bytes, shards = [], 0, 0, 1
+        memory, pages_bytes, cache_bytes, store_bytes, shards = [], 0, 0, 0, 1
+        compact: dict[str, CompactVectors] = {}
         with tempfile.TemporaryDirectory(prefix="scannery-plan-") as parent:
             for number, part in enumerate(parts_by_vector(table)):
                 share = len(part) / len(table)
@@ -264,6 +295,11 @@ class _Estimate:
                     stored, size_bytes = _expected(
                         name, pair[0].get(name, whole), whole, spec, rows * share / shards / len(part)
                     )
+                    pages_bytes += shards * expected_page_bytes(stored)
+                    if measured is not None and stored.bytes_of(files.VECTORS):
+                        stored = compacted(
+                            stored, name, spec, dimensions[name], compact, is_measured=name in measured
+                        )
                     memory += [{each: _times(size, shards) for each, size in stored_memory(stored).items()}]
                     cache_bytes += shards * sum(stored.sizes.values())
                     store_bytes += shards * size_bytes
@@ -272,7 +308,9 @@ class _Estimate:
             rows=rows,
             dimensions=dimensions,
             shards=shards,
+            compact=compact,
             memory=added_memory(memory),
+            pages_bytes=pages_bytes,
             cache_bytes=cache_bytes,
             store_bytes=store_bytes,
         )
@@ -287,12 +325,14 @@ class _Estimate:
         cold: bool,
     ) -> MemoryPlan:
         """Return the plan for a server; arguments as of `plan_memory`."""
-        processes = ProcessMemory(workers=workers, ceiling_bytes=memory_bytes or 0)
+        processes = ProcessMemory(
+            workers=workers, ceiling_bytes=memory_bytes or 0, cold_bytes=kept_bytes() if cold else 0
+        )
         by_component = (
             processes.by_component if memory_bytes else {"processes": processes.by_component["processes"]}
         )
         weights = {"encoders": _weights(self.spec, encoders)}
-        memory = _cold(self.memory) if cold else self.memory
+        memory = self._cold if cold else self.memory
         needed = sum(size.needed for size in memory.values()) + weights["encoders"]
         fits = None if memory_bytes is None else needed <= processes.room_bytes
         return MemoryPlan(
@@ -301,6 +341,7 @@ class _Estimate:
             dimensions=self.dimensions,
             shards=self.shards,
             basis=basis,
+            compact=self.compact,
             components=memory,
             processes=by_component | {name: size for name, size in weights.items() if size},
             workers=workers,
@@ -310,6 +351,13 @@ class _Estimate:
             fits=fits,
             remedies=() if fits is not False else tuple(self._remedies(processes, needed, cold=cold)),
         )
+
+    @property
+    def _cold(self) -> IndexMemory:
+        """What is left of an index whose vectors and codes stay in the store; its words are not opened, either."""
+        left_out = ("codes", "vectors", "quantized", "words")
+        remaining = {name: size for name, size in self.memory.items() if name not in left_out}
+        return added_memory([remaining, {"vectors": MemoryBytes(mapped=self.pages_bytes)}])
 
     def _remedies(self, processes: ProcessMemory, needed: int, *, cold: bool) -> list[Remedy]:
         """Return changes that make the index fit, the cheapest for its users first."""
@@ -325,7 +373,7 @@ class _Estimate:
 
         codes = self.memory.get("codes", MemoryBytes()).needed
         left_out = sum(size.needed for size in self.memory.values()) - sum(
-            size.needed for size in _cold(self.memory).values()
+            size.needed for size in self._cold.values()
         )
         coarser = self.spec.scann.dimensions_per_block is None and max(self.dimensions.values()) >= 16
         fitting = processes.with_room(needed)
@@ -337,7 +385,13 @@ class _Estimate:
             remedy("scann: {dimensions_per_block: 4} in the spec", processes, needed - codes // 2)
             if coarser
             else None,
-            None if cold else remedy(f"--cold {self.spec.index}", processes, needed - left_out),
+            None
+            if cold
+            else remedy(
+                f"--cold {self.spec.index}",
+                dataclasses.replace(processes, cold_bytes=kept_bytes()),
+                needed - left_out,
+            ),
             remedy(f"a cluster of {-(-needed // room)} leaves", processes, room) if room > 1 else None,
             remedy(f"--memory {-(-fitting.ceiling_bytes // (1 << 20))}MiB", fitting, needed),
         ]
@@ -405,13 +459,6 @@ def _expected(
 
 def _times(size: MemoryBytes, shards: int) -> MemoryBytes:
     return MemoryBytes(shards * size.heap, shards * size.read, shards * size.mapped)
-
-
-def _cold(memory: IndexMemory) -> IndexMemory:
-    """Return what is left of an index whose vectors and codes stay in the store; its words are not opened, either."""
-    return {
-        name: size for name, size in memory.items() if name not in ("codes", "vectors", "quantized", "words")
-    }
 
 
 def _weights(spec: IndexSpec, encoders: Mapping[str, PlannedEncoder]) -> int:

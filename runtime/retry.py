@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scannery.runtime.errors import CodedError, DeadlineError
+from scannery.runtime.errors import CodedError, DeadlineError, OverloadedError
 
 __all__ = ["FIRST_WAIT_S", "MAX_WAIT_S", "Backoff", "Deadline", "RetryState"]
 
@@ -89,7 +89,8 @@ class RetryState(Backoff):
     def failed(self, what: str, error: Exception, *, put_off: bool = True) -> None:
         """Count the error of a try, and put off the next one.
 
-        The same error as before is logged at debug level only.
+        The same error as before is logged at debug level only. A lack of room that tells after how many seconds to try
+        again puts it off no longer.
 
         Args:
             what: cannot be done.
@@ -103,6 +104,9 @@ class RetryState(Backoff):
         wait_s = self.back_off()
         if not put_off:
             wait_s, self.retry_at_s = 0.0, float("-inf")
+        elif isinstance(error, OverloadedError) and error.retry_after_s is not None:
+            wait_s = min(wait_s, error.retry_after_s)
+            self.retry_at_s = self._clock() + wait_s
         # The chain of causes holds frames, and these may hold open segments: only the log gets it.
         _LOG.log(
             level, "%s: %s; trying again in %.0f s", what, error, wait_s, exc_info=None if expected else error

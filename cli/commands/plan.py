@@ -14,7 +14,7 @@ from scannery.cli.options import ModelStoreOption
 from scannery.cli.output import console, size_text
 
 if TYPE_CHECKING:
-    from scannery.pipelines import MemoryPlan
+    from scannery.pipelines import CompactVectors, MemoryPlan
 
 __all__ = ["plan"]
 
@@ -51,6 +51,13 @@ def plan(
     cold: Annotated[
         bool, typer.Option("--cold", help="Leave vectors and codes in the store (`serve --cold`).")
     ] = False,
+    compact: Annotated[
+        bool,
+        typer.Option(
+            "--compact",
+            help="Search by vectors in 8 bits a number, and tell what they lose (`serve --compact`).",
+        ),
+    ] = False,
     store: ModelStoreOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
@@ -74,6 +81,7 @@ def plan(
         workers=workers,
         memory_bytes=None if memory is None else parse_memory(memory),
         cold=cold,
+        compact=compact,
         store=store,
     )
     if as_json:
@@ -103,6 +111,8 @@ def _print(plan: MemoryPlan) -> None:
         f"{size_text(plan.store_bytes)} in the store",
         soft_wrap=True,
     )
+    for name, vectors in plan.compact.items():
+        _print_compact(name or "vectors", vectors)
     if plan.memory_bytes is not None:
         _print_fit(plan, plan.memory_bytes)
     out.print(
@@ -110,6 +120,21 @@ def _print(plan: MemoryPlan) -> None:
         "slower. Estimates; nothing was built.",
         soft_wrap=True,
     )
+
+
+def _print_compact(name: str, vectors: CompactVectors) -> None:
+    out = console()
+    text = "stay in full" if not vectors.is_compact else "in 8 bits a number"
+    if vectors.is_compact and vectors.kept is not None:
+        least, largest = vectors.time_ratios
+        text += (
+            f" keep {vectors.kept.planned:.3f} of the true hits ({vectors.kept.sampled:.3f} in the sample); recall "
+            f"{vectors.recall:.3f}, for which settings aim at {vectors.aim:.3f}; {least} to {largest} times the "
+            "time of full vectors"
+        )
+    out.print(f"[bold]{'compact':<12}[/bold]{name} {text}", soft_wrap=True)
+    if vectors.problem:
+        out.print(f"[yellow]![/yellow] {name}: {vectors.problem}", soft_wrap=True)
 
 
 def _print_fit(plan: MemoryPlan, memory_bytes: int) -> None:

@@ -34,7 +34,7 @@ from scannery.indexer.vectors.exact_search import exact_search, search_ready
 from scannery.indexer.vectors.page_advice import mapped_vectors
 from scannery.indexer.vectors.quantized_vectors import ScoredVectors
 
-__all__ = ["CompactSegment", "is_compact", "make_compact"]
+__all__ = ["LEAST_KEPT", "MEASURED_K", "CompactSegment", "is_compact", "make_compact"]
 
 _LOG = logging.getLogger(__name__)
 

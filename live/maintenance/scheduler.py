@@ -60,6 +60,7 @@ __all__ = [
     "TaskSlots",
     "bounds",
     "seal_bytes",
+    "seal_bytes_after",
     "seal_due",
     "task_bytes",
     "task_threads",
@@ -112,11 +113,13 @@ class TaskSlots:
         with self._lock:
             self._waiting.pop(asker, None)
 
-    def give_back(self) -> None:
-        """Give back a slot."""
+    def give_back(self, unused_by: Hashable | None = None) -> None:
+        """Give back a slot; whom it was of no use to yet is the next in the queue."""
         with self._lock:
             # A forked process may give back what its parent took.
             self._free = min(self._count, self._free + 1)
+            if unused_by is not None:
+                self._waiting = {unused_by: self._clock()} | self._waiting
 
 
 QUIET_S = 3.0
@@ -204,6 +207,8 @@ MEMORY_SHARE = 0.25
 """Share of the rows or bytes at which writes are refused that bounds these larger seals."""
 
 
+LEAST_ROW_BYTES = 64
+"""Bytes of a record for each of its rows, at the least, where these have no vectors."""
 GOAL_S = 2.0
 """Time between two looks at what a migration still has to do: in a bucket each is four requests."""
 ENCODING_BYTES = 5 * TASK_BYTES
@@ -238,6 +243,13 @@ def seal_bytes(spec: IndexSpec, rows: int, size_bytes: int) -> int:
     """Return about the memory for building a segment of some rows of a size, with the process that trains ScaNN."""
     processes = 2 if rows >= spec.scann.exact_below_rows else 1
     return processes * TASK_BYTES + int(BUILD_COPIES * size_bytes)
+
+
+def seal_bytes_after(state: LiveState, size_bytes: int) -> int:
+    """Return the most memory that a seal of an index needs after a write whose record has some bytes."""
+    row_bytes = 4 * state.manifest.dimensions or LEAST_ROW_BYTES
+    rows = state.unsealed_rows + size_bytes // row_bytes
+    return seal_bytes(state.manifest.spec, rows, state.unsealed_bytes + size_bytes)
 
 
 def seal_due(state: LiveState, age_s: float, *, filling: bool = False) -> bool:
@@ -533,33 +545,37 @@ class Maintenance:
             return
         if not _SLOTS[task].take((self, task)):
             return
+        waits_for_seal = False
         try:
-            self._start_in_slot(task, state, filling)
+            waits_for_seal = not self._start_in_slot(task, state, filling) and task == "seal"
         finally:
             if task not in self._runs:
-                _SLOTS[task].give_back()
+                # Otherwise an index that is always written to would seal again and again, and others never.
+                _SLOTS[task].give_back((self, task) if waits_for_seal else None)
 
-    def _start_in_slot(self, task: Task, state: LiveState, filling: bool) -> None:
+    def _start_in_slot(self, task: Task, state: LiveState, filling: bool) -> bool:
+        """Start a task if no other process has it; False: it has to wait for memory, a seal for another seal."""
         try:
             if latest_version(self._store, self._index) != state.manifest.version:
-                return  # another process has done it; this one is about to move to that version
+                return True  # another process has done it; this one is about to move to that version
             lock = self._locks.try_lock(task)
         except (OSError, IndexerError) as error:
             self._failed(task, f"cannot begin: {error}")
-            return
+            return True
         if lock is None:
             self._held_until_s[task] = self._clock() + HELD_S
-            return
+            return True
         unreserve = None
         try:
             with held_by_this_process(lock.file):
                 unreserve = self._reserve(task, partial(self._needed_bytes, task, state, filling))
                 if unreserve is None and task == "migrate":
                     tell_problem(self._store, self._index, NO_ROOM)
-                if unreserve is not None:
-                    os.utime(lock.file)  # `_gc_due` reads it
-                    command = self._command(task, state, lock, filling)
-                    self._runs[task] = replace(self._spawn(task, command, lock), unreserve=unreserve)
+                if unreserve is None:
+                    return False
+                os.utime(lock.file)  # `_gc_due` reads it
+                command = self._command(task, state, lock, filling)
+                self._runs[task] = replace(self._spawn(task, command, lock), unreserve=unreserve)
         except OSError as error:
             self._failed(task, str(error))
         finally:
@@ -568,6 +584,7 @@ class Maintenance:
                 if unreserve is not None:
                     unreserve()
             os.close(lock.file)
+        return True
 
     def _needed_bytes(self, task: Task, state: LiveState, filling: bool) -> int:
         if task == "migrate" and goal_of(self._store, self._index) is Goal.ABANDON:

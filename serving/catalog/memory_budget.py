@@ -38,6 +38,8 @@ read, and words; measured: at most 3.6."""
 RECOUNT_S = 0.2
 """Seconds for which a count serves writes; what they add meanwhile is added to it."""
 RETRY_S = 1.0
+REOPEN_S = 10.0
+"""Longest time until a version for which there was no room is tried again: seals end in seconds, and make some."""
 PRESSED_SHARE, PRESSED_FOR_S = 0.95, 15.0
 """Share of the ceiling from which on rows are sealed early, and seconds for which a write that found it counts."""
 SAMPLED_EVERY_S = 5.0
@@ -77,7 +79,7 @@ class MemoryBudget:
         )
         """What tasks of maintenance need, in any worker: seals do not wait for merges."""
         self._lock = threading.Lock()
-        self._counted_bytes, self._counted_at_s = 0, float("-inf")
+        self._counted_bytes, self._sealing_bytes, self._counted_at_s = 0, 0, float("-inf")
         self._pressed_at_s = float("-inf")
         self._report = ""
         """The problem that was logged last."""
@@ -163,10 +165,12 @@ class MemoryBudget:
         return self._reserved["merge" if task == "gc" else task].take(size_bytes)
 
     def _seal_bytes(self) -> int:
-        """Return what a seal of the largest memtable will need; 0 while one runs, which is counted."""
-        if not self._reserved or self._reserved["seal"].amount:
-            return 0
-        return max([TASK_BYTES, *map(_seal_bytes, self.snapshots())])
+        """Return what a seal of the largest memtable will need, beside what one that runs has."""
+        return self._beyond_seal(max([TASK_BYTES, *map(_seal_bytes, self.snapshots())]))
+
+    def _beyond_seal(self, size_bytes: int) -> int:
+        """Return what a seal needs beside what one that runs has, which is counted: the next one has its memory."""
+        return max(0, size_bytes - self._reserved["seal"].amount) if self._reserved else 0
 
     def check_opening(self, what: str, memory: IndexMemory, models: Mapping[str, int]) -> None:
         """Check that there is room for a version, before any of it is opened.
@@ -190,14 +194,16 @@ class MemoryBudget:
             raise MemoryCeilingError(
                 f"{what} needs {memory_text(needed)} of memory ({_listed(new, weights)}), and of the ceiling of "
                 f"{memory_text(ceiling_bytes)} (--memory) {memory_text(open_bytes)} are taken; "
-                f"what would fit: {self._remedies(open_bytes + needed, new)}"
+                f"what would fit: {self._remedies(open_bytes + needed, new)}",
+                retry_after_s=REOPEN_S,
             )
 
-    def check_write(self, size_bytes: int) -> None:
+    def check_write(self, size_bytes: int, seal_bytes: int = 0) -> None:
         """Check that there is room for new rows in the memory of all workers, and count them.
 
         Args:
             size_bytes: of their record.
+            seal_bytes: bytes that a seal of their index needs when they are written.
 
         Raises:
             MemoryCeilingError: there is none; nothing may be written.
@@ -207,13 +213,15 @@ class MemoryBudget:
             return
         needed, now_s = WRITE_COPIES * self._workers * size_bytes, time.monotonic()
         if now_s - self._counted_at_s >= RECOUNT_S:
-            self._counted_bytes, self._counted_at_s = self.needed_bytes() + self._seal_bytes(), now_s
-        if self._counted_bytes + needed > PRESSED_SHARE * self._processes.ceiling_bytes:
+            self._counted_bytes, self._counted_at_s = self.needed_bytes(), now_s
+            self._sealing_bytes = self._seal_bytes()
+        total = self._counted_bytes + needed + max(self._sealing_bytes, self._beyond_seal(seal_bytes))
+        if total > PRESSED_SHARE * self._processes.ceiling_bytes:
             self._pressed_at_s = now_s
-        if self._counted_bytes + needed > self._processes.ceiling_bytes:
+        if total > self._processes.ceiling_bytes:
             raise MemoryCeilingError(
                 f"no room for new rows: of the ceiling of {memory_text(self._processes.ceiling_bytes)} (--memory) "
-                f"{memory_text(self._counted_bytes)} are taken, with what sealing needs; nothing was written. Rows "
+                f"{memory_text(total - needed)} are taken, with what sealing needs; nothing was written. Rows "
                 "that are sealed leave memory; a higher ceiling, fewer workers or fewer indexes make room, too",
                 retry_after_s=RETRY_S,
             )

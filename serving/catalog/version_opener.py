@@ -31,7 +31,7 @@ from scannery.live.live_index import LiveIndex
 from scannery.live.log.homes import log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
-from scannery.live.maintenance.scheduler import Maintenance
+from scannery.live.maintenance.scheduler import Maintenance, seal_bytes_after
 from scannery.runtime.errors import DeadlineError
 from scannery.runtime.times import WALL_SECONDS
 from scannery.serving.catalog.entry import CatalogEntry
@@ -58,7 +58,7 @@ class ColdIndexes:
     def __init__(
         self, names: Iterable[str] = (), *, compact: Iterable[str] = (), max_bytes: int | None = None
     ) -> None:
-        """Keep the names; ALL_INDEXES stand for all indexes, for `compact` for all that are not cold.
+        """Keep the names; ALL_INDEXES stand for all others, for `compact` for those that are not cold.
 
         Args:
             names: of the cold indexes.
@@ -70,7 +70,7 @@ class ColdIndexes:
 
     def has(self, name: str) -> bool:
         """Return whether an index is cold."""
-        return _includes(self._cold, name)
+        return name in self._cold or (name not in self._compact and _includes(self._cold, name))
 
     def reads_of(self, name: str) -> ColdReads | None:
         """Return by what the vectors of an index are read; None if it is neither cold nor compact."""
@@ -249,7 +249,9 @@ class VersionOpener:
             shards=self.shards,
             waiting=waiting,
             on_gap=entry.look_again,
-            room=self.memory.check_write,
+            room=lambda state, size_bytes: self.memory.check_write(
+                size_bytes, seal_bytes_after(state, size_bytes)
+            ),
             seconds=self.seconds,
         )
         if isinstance(before, LeafIndex) and _version_of(before) != _version_of(live):

@@ -106,7 +106,7 @@ class ServerConfig(ListenConfig):
     cold: tuple[str, ...] = option(
         (),
         "Leave the vectors of this index in the store, and read those that a search needs: little memory and disk, "
-        "slower searches, none by words. May be given several times; `all`: all indexes.",
+        "slower searches, none by words. May be given several times; `all`: all indexes but those of --compact INDEX.",
         metavar="INDEX",
     )
     """`*` is as `all`. Their recall is not sampled, since an exact search reads all vectors."""

@@ -18,6 +18,7 @@ from scannery.indexer.segment.cold.cold_vectors import ColdVectors
 from scannery.indexer.segment.compact_segment import CompactSegment
 from scannery.runtime.errors import ConfigError
 from scannery.serving import ServerConfig
+from scannery.serving.catalog.version_opener import ColdIndexes
 from tests.data import clustered, datapoints, publish
 from tests.served import DIMENSIONS, make_library_store, make_text_store, serving
 from tests.serving.named_index import named_table, publish_named
@@ -125,6 +126,15 @@ def test_options_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="compact: 'b' is not among"):
         ServerConfig(store="s", indexes=("a",), compact=("b",))
     assert ServerConfig(store="s", indexes=("a",), compact=("all",)).compact == ("all",)
+
+
+def test_a_name_stands_before_all() -> None:
+    some = ColdIndexes(["all"], compact=["b"])
+    reads = {name: some.reads_of(name) for name in "ab"}
+    assert [some.has(name) for name in "ab"] == [True, False]
+    assert [each is not None and each.compact for each in reads.values()] == [False, True]
+    others = ColdIndexes(["a"], compact=["all"])
+    assert [others.has(name) for name in "ab"] == [True, False]
 
 
 VECTORS = clustered(200, 32, seed=3)

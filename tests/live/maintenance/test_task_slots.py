@@ -26,6 +26,13 @@ def test_slots_are_given_in_the_order_in_which_they_were_asked_for() -> None:
     assert [slots.take(name) for name in "ca"] == [False, True]
 
 
+def test_who_could_not_use_a_slot_yet_is_the_next() -> None:
+    slots = TaskSlots(1)
+    assert [slots.take(name) for name in "abc"] == [True, False, False]
+    slots.give_back("a")
+    assert [slots.take(name) for name in "bca"] == [False, False, True]
+
+
 def test_who_asks_no_more_keeps_no_place() -> None:
     now_s = 0.0
     slots = TaskSlots(1, clock=lambda: now_s)

@@ -12,7 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from scannery.cli.main import main
-from scannery.indexer import MemoryBytes, SegmentCache, Store, index_memory, open_index, read_manifest
+from scannery.indexer import (
+    ColdReads,
+    MemoryBytes,
+    SegmentCache,
+    Store,
+    index_memory,
+    open_index,
+    read_manifest,
+)
 from scannery.pipelines import ModeError, build, plan_memory
 from scannery.runtime.memory import MIB
 from tests.data import clustered
@@ -76,6 +84,50 @@ SETTINGS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         {"vector": vectors(9_000, 48), "image": vectors(9_000, 80)},
         {"named_vectors": {"image": {"vector": "image", "dimensions": 80}}} | TREE,
     ),
+    "several names": (
+        9_000,
+        {
+            "vector": vectors(9_000, 48),
+            "image": vectors(9_000, 32),
+            "sound": vectors(9_000, 24, unit=False),
+            "taste": vectors(9_000, 12),
+        },
+        {
+            "named_vectors": {
+                "image": {"vector": "image", "dimensions": 32, "distance": "dot"},
+                "sound": {"vector": "sound", "dimensions": 24},
+                "taste": {"vector": "taste", "dimensions": 12},
+            }
+        },
+    ),
+    "dynamic attributes": (9_000, {"vector": vectors(9_000, 32)} | attributes(9_000), {"dynamic": True}),
+    "many attributes": (
+        9_000,
+        {"vector": vectors(9_000, 16)}
+        | {f"color{n}": [f"c{(row * 7 + n) % (3 + 40 * n)}" for row in range(9_000)] for n in range(12)}
+        | {f"size{n}": np.random.default_rng(n).integers(0, 10 ** (n % 7 + 1), 9_000) for n in range(12)},
+        {
+            "attributes": {f"color{n}": "string" for n in range(12)}
+            | {f"size{n}": ("int", "float", "timestamp")[n % 3] for n in range(12)}
+        },
+    ),
+    "documents": (
+        9_000,
+        {
+            "vector": vectors(9_000, 32),
+            "text": texts(9_000, words=12),
+            "talk": [f"talk{row // 30}" for row in range(9_000)],
+            "name": [f"Talk number {row // 30}, in full" for row in range(9_000)],
+            "more": [json.dumps({"row": row, "at": [row % 7, "here"]}) for row in range(9_000)],
+        },
+        {"source": {"document_id": "talk", "title": "name", "payload": "more"}},
+    ),
+    "few dimensions": (12_000, {"vector": vectors(12_000, 8, unit=False)}, {"distance": "dot"}),
+    "many words of texts in shards": (
+        12_000,
+        {"vector": vectors(12_000, 16), "text": texts(12_000, words=90)},
+        {"lexical": True, "shards": 4},
+    ),
     "no vectors": (12_000, {"text": texts(12_000)}, {"lexical": True, "vectors": "optional"}),
 }
 
@@ -84,19 +136,29 @@ def total(memory: dict[str, MemoryBytes]) -> int:
     return sum(size.total for size in memory.values())
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+TIERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "compact": ("vectors", {"compact": True}),
+    "compact, of any length": ("vectors of any length", {"compact": True}),
+    "compact, several names": ("several names", {"compact": True}),
+    "cold": ("attributes", {"cold": True}),
+}
+
+
+@pytest.mark.parametrize("setting", [*SETTINGS, *TIERS])
 def test_a_plan_is_what_is_counted_after_the_build(tmp_path: Path, setting: str) -> None:
-    rows, columns, keys = SETTINGS[setting]
+    content, tier = TIERS.get(setting, (setting, {}))
+    rows, columns, keys = SETTINGS[content]
     path, store = tmp_path / "rows.parquet", Store.open(tmp_path / "store", create=True)
     ids = [f"{row}-{row * 7919 % 1000003}" for row in range(rows)]
     pq.write_table(pa.table({"id": ids} | columns), path)
     source = {name: name for name in ("vector", "text") if name in columns} | keys.get("source", {})
     spec = {"index": "talks"} | keys | {"source": source}
-    plan = plan_memory(spec, inputs=[str(path)])
+    plan = plan_memory(spec, inputs=[str(path)], **tier)
     assert list(tmp_path.iterdir()) == [path, tmp_path / "store"] or not list((tmp_path / "store").iterdir())
     build(spec, [str(path)], store.uri)
     cache = SegmentCache(tmp_path / "cache")
-    index = open_index(store, "talks", cache=cache)
+    cold = ColdReads(compact="compact" in tier) if tier else None
+    index = open_index(store, "talks", cache=cache, cold=cold)
     counted = index_memory(index)
     assert plan.rows == rows and plan.shards == read_manifest(store, "talks").shards
     assert set(plan.components) == set(counted)
@@ -108,6 +170,44 @@ def test_a_plan_is_what_is_counted_after_the_build(tmp_path: Path, setting: str)
         assert planned == pytest.approx(actual, rel=0.12, abs=20_000), kind
     assert plan.cache_bytes == pytest.approx(sum(map(_size, cache.folder.iterdir())), rel=0.1)
     assert plan.store_bytes == pytest.approx(index.manifest.size_bytes, rel=0.2)
+
+
+def written(path: Path, vectors_ND: np.ndarray) -> str:
+    """Write a file of vectors, and return its path."""
+    rows, dimensions = vectors_ND.shape
+    array = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.ravel()), dimensions)
+    pq.write_table(pa.table({"id": [str(row) for row in range(rows)], "vector": array}), path)
+    return str(path)
+
+
+def test_a_plan_tells_what_8_bits_lose(tmp_path: Path) -> None:
+    spec = {"index": "talks", "source": {"id": "id", "vector": "vector"}, "target_recall": 0.97}
+    path = written(tmp_path / "rows.parquet", clustered(6_000, 32))
+    small, large = (
+        plan_memory(spec, rows, inputs=[path], compact=True).compact[""] for rows in (4_000, 10_000_000)
+    )
+    for vectors in (small, large):
+        assert vectors.is_compact and vectors.kept is not None and vectors.kept.sampled > 0.97
+        assert vectors.recall == min(0.97, vectors.kept.planned)
+        assert vectors.aim == min(1.0, 0.97 / vectors.kept.planned)
+    assert small.kept is not None and large.kept is not None
+    assert large.kept.planned < small.kept.planned == small.kept.sampled
+    assert bool(large.problem) == (large.kept.planned <= 0.97)
+    with pytest.raises(ModeError, match="either cold or compact"):
+        plan_memory(spec, inputs=[path], cold=True, compact=True)
+
+
+def test_a_plan_tells_what_stays_in_full(tmp_path: Path) -> None:
+    spec = {"index": "talks", "source": {"id": "id", "vector": "vector"}, "distance": "squared_l2"}
+    far = written(tmp_path / "far.parquet", 1000 + clustered(3000, 16))
+    short = written(tmp_path / "short.parquet", clustered(3000, 8))
+    for path, problem in ((far, "stay in full: 8 bits"), (short, "fewer than 16 numbers")):
+        full, compact = (plan_memory(spec, inputs=[path], compact=each) for each in (False, True))
+        assert not compact.compact[""].is_compact
+        assert problem in compact.compact[""].problem
+        assert compact.components == full.components
+    unknown = plan_memory(VECTORS, 1000, dimensions=64, compact=True).compact[""]
+    assert unknown.is_compact and unknown.kept is None and "not known" in unknown.problem
 
 
 def _size(folder: Path) -> int:
@@ -181,5 +281,7 @@ def test_the_command_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture
     assert plan["needed_bytes"] == sum(each["needed_bytes"] for each in plan["components"].values()) + sum(
         plan["processes"].values()
     )
+    assert main([*arguments, "--compact"]) == 0
+    assert "compact     vectors in 8 bits a number" in capsys.readouterr().out
     assert main([*arguments[:-1], "much"]) == 2
     assert "memory: must be a size" in capsys.readouterr().err

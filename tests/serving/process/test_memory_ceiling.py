@@ -9,12 +9,16 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -187,7 +191,7 @@ def server_process(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
         )
     try:
-        wait_until(lambda: "Serving on" in log.read_text() or process.poll() is not None)
+        wait_until(lambda: "Serving on" in log.read_text() or process.poll() is not None, timeout_s=180)
         assert process.poll() is None, log.read_text()
         yield process
     finally:
@@ -292,37 +296,112 @@ def kills(group: Path) -> int:
 
 
 WRITES_S = max(15.0, 60.0 * LONG_SHARE)
+WORDS = [f"word{number}" for number in range(2000)]
+
+
+def published_texts(store: Store, name: str, rows: int, folder: Path) -> None:
+    """Publish a version whose rows have texts, which are searched by words."""
+    spec = parse_spec(
+        {"index": name, "source": {"id": "id", "vector": "vector", "text": "text"}, "lexical": True}
+    )
+    columns = {"text": [text_of(row) for row in range(rows)]}
+    publish_version(store, spec, datapoints(spec, clustered(rows, DIMENSIONS), columns=columns), folder)
+
+
+def text_of(row: int) -> str:
+    return " ".join(WORDS[(row * 31 + step * step) % len(WORDS)] for step in range(30))
+
+
+@dataclass
+class Writes:
+    """What was written into an index."""
+
+    index: Any
+    rows_before: int
+    texts: bool = False
+    acknowledged: int = 0
+    refused: int = 0
+
+    def write(self, rows: int) -> None:
+        """Write some new rows, or count that they were refused."""
+        vectors_ND = clustered(rows, DIMENSIONS, seed=self.acknowledged)
+        batch: list[Any] = [
+            {"id": f"new{self.acknowledged + row}", "vector": vector}
+            | ({"text": text_of(row)} if self.texts else {})
+            for row, vector in enumerate(vectors_ND)
+        ]
+        try:
+            self.index.upsert(batch)
+            self.acknowledged += rows
+        except scannery.ResourceExhaustedError:
+            self.refused += 1
+            time.sleep(0.05)
+
+
+def search_until(until_s: float, address: str, names: Sequence[str], searches: Counter[str]) -> None:
+    """Search all indexes in turns; each search has all of its hits."""
+    with scannery.connect(address) as client:
+        random = np.random.default_rng(1)
+        while time.monotonic() < until_s:
+            for name in names:
+                assert len(client.index(name).search(random.standard_normal(DIMENSIONS), 10)) == 10
+                searches[name] += 1
+            text = text_of(int(random.integers(1000)))[:40]
+            assert client.index("texts").search(text, 10, mode="lexical")
+            searches["words"] += 1
+
+
+def publish_until(until_s: float, store: Store, folder: Path) -> int:
+    """Publish versions of an index, one larger than the next, and return their number."""
+    versions = 1
+    while time.monotonic() < until_s - 10:
+        versions += 1
+        published(store, "moving", (8000, 3000)[versions % 2], folder)
+        time.sleep(min(20, WRITES_S / 5))
+    return versions
 
 
 @pytest.mark.long
-def test_a_container_with_writes_is_not_killed(tmp_path: Path) -> None:
+@pytest.mark.timeout(WRITES_S + 540)
+def test_a_container_with_several_indexes_and_writes_is_not_killed(tmp_path: Path) -> None:
     store, log, limit = Store.open(tmp_path / "store", create=True), tmp_path / "log", 1024 * MIB
-    published(store, "talks", 20_000, tmp_path)
-    acknowledged, refused, rows = 0, 0, 100
-    with cgroup(limit) as group, server_process(tmp_path / "store", log=log, group=group):
-        with scannery.connect(address_in(log), retries=False) as client:
-            index = client.index("talks")
-            until_s = time.monotonic() + WRITES_S
+    rows = {"archive": 10_000, "moving": 3000, "small": 10_000, "talks": 20_000}
+    for name, count in rows.items():
+        published(store, name, count, tmp_path)
+    published_texts(store, "texts", 10_000, tmp_path)
+    options = ["--compact", "small", "--cold", "archive"]
+    with cgroup(limit) as group, server_process(tmp_path / "store", *options, log=log, group=group):
+        address, until_s = address_in(log), time.monotonic() + WRITES_S
+        searches: Counter[str] = Counter()
+        with ThreadPoolExecutor(2) as pool, scannery.connect(address, retries=False) as client:
+            searching = pool.submit(search_until, until_s, address, [*rows, "texts"], searches)
+            publishing = pool.submit(publish_until, until_s, store, tmp_path)
+            writes = [
+                Writes(client.index(name), count, name == "texts")
+                for name, count in (rows | {"texts": 10_000}).items()
+                if name != "moving"
+            ]
             while time.monotonic() < until_s:
-                vectors_ND = clustered(rows, DIMENSIONS, seed=acknowledged)
-                batch: list[Any] = [
-                    {"id": f"new{acknowledged + row}", "vector": v} for row, v in enumerate(vectors_ND)
-                ]
-                try:
-                    index.upsert(batch)
-                    acknowledged += rows
-                except scannery.ResourceExhaustedError:
-                    refused += 1
-                    time.sleep(0.05)
-                assert len(index.search(VECTOR, 10)) == 10
-            assert index.count() == 20_000 + acknowledged
+                for each in writes:
+                    each.write(100)
+            searching.result(60)
+            versions = publishing.result(60)
+            wait_until(lambda: client.index("moving").stats().version == versions)
+            for each in writes:
+                assert each.index.count() == each.rows_before + each.acknowledged
         assert kills(group) == 0
         highest, kernel = (
             int((group / f"memory.{name}").read_text()) >> 20
             for name in ("max_usage_in_bytes", "kmem.max_usage_in_bytes")
         )
         print(
-            f"{acknowledged} rows written, {refused} writes refused, at most {highest} MiB, kernel {kernel}"
+            *(f"{each.index.name}: {each.acknowledged} rows, {each.refused} refused" for each in writes),
+            f"searches {dict(searches)}, {versions} versions, at most {highest} MiB, kernel {kernel}",
+            sep="\n",
         )
-    assert " died after " not in log.read_text()
-    assert acknowledged > 1000
+    lines = log.read_text().splitlines()
+    print("refused versions:", sum("cannot be opened: index" in line for line in lines))
+    for each in writes:
+        assert each.acknowledged > 1000 or WRITES_S < 300, f"{each.index.name} is sealed, too"
+    assert not any(" died after " in line for line in lines)
+    assert sum(each.acknowledged for each in writes) > 1000
