@@ -85,7 +85,7 @@ def build(
         mode: `upsert` as above, or `full`: the input is the whole index, and documents missing from it are removed.
         deletes: ids of documents to remove from an existing index (of datapoints, where the source has no documents).
             Unknown ids are counted. An id that the input also has is removed as well.
-        runner: which engine runs the pipeline (runners.RUNNERS); default: this process, without Beam up to 16 MiB.
+        runner: which engine runs the pipeline (runners.RUNNERS); default: this process, without Beam.
         runner_options: options for that engine, as on a command line.
         progress: called from another thread as work is finished.
         max_dead_letters: fail without a version if more records are refused: a number from 1 (or 0), or a share of

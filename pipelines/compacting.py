@@ -84,7 +84,7 @@ def compact(
     Args:
         index: name of the index.
         store_uri: where it lives.
-        runner: which engine runs the pipeline (runners.RUNNERS); default: this process, without Beam up to 16 MiB.
+        runner: which engine runs the pipeline (runners.RUNNERS); default: this process, without Beam.
         runner_options: options for that engine, as on a command line.
         progress: called from another thread as work is finished.
 

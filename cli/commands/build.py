@@ -67,7 +67,7 @@ def build(
     runner: Annotated[
         str | None,
         typer.Option(
-            help="Default: this process, without Beam up to 16 MiB of input. local: Beam in this process. Others: "
+            help="Default: this process, without Beam. local: Beam in this process. Others: "
             "portable, dask, dataflow, flink, spark.",
             show_default=False,
         ),

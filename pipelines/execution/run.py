@@ -155,19 +155,14 @@ def _finished_shard(
 ATTEMPTS = 3
 """Each run removes the damaged files that it meets; a run that still meets one after two repetitions fails."""
 
-MAX_BYTES_HERE = 2**24
-"""Bytes of input. Without a named runner, input of at most this size is built by a loop in this process: Beam's import
-and start take a second, half of a small build. Beam's runner in this process has one worker, so it does no more at
-once.
-"""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
     """The runner of the chain, with its options and the encoder."""
 
     runner: str | None = None
-    """A name in runners.RUNNERS; None: a loop in this process for small input, else `local`."""
+    """A name in runners.RUNNERS; None: a loop in this process. Beam's runner in this process has one worker, so it does
+    no more at once, and its import and start take a second."""
 
     options: Sequence[str] = ()
     """Options, as on a command line."""
@@ -300,7 +295,7 @@ def _run(
     engine: Engine,
     until: Until | None,
 ) -> None:
-    run = _run_here if _runs_here(units, engine) else _run_by_beam
+    run = _run_here if engine.runner is None and not engine.options else _run_by_beam
     try:
         run(job, units, shard_changes, engine, until)
     except Exception as failure:
@@ -310,11 +305,6 @@ def _run(
         if error is None:
             raise
         raise error from failure
-
-
-def _runs_here(units: Sequence[WorkUnit], engine: Engine) -> bool:
-    size_bytes = sum(part.size_bytes for unit in units for part in unit.parts)
-    return engine.runner is None and not engine.options and size_bytes <= MAX_BYTES_HERE
 
 
 def _run_here(

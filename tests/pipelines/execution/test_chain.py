@@ -71,7 +71,7 @@ def test_a_small_build_imports_no_beam(store, write):
     assert len(rows_of(store)) == 20
 
 
-def test_larger_input_and_a_named_runner_are_for_beam(store, write, monkeypatch):
+def test_only_a_named_runner_is_for_beam(store, write, monkeypatch):
     started: list[str | None] = []
     real = runners.new_pipeline
 
@@ -82,7 +82,6 @@ def test_larger_input_and_a_named_runner_are_for_beam(store, write, monkeypatch)
     monkeypatch.setattr(execution, "new_pipeline", counted)
     path = write("a.jsonl", vector_records(0, 20))
     run(store, path, runner="local")
-    monkeypatch.setattr(execution, "MAX_BYTES_HERE", 10)
     run(store, write("b.jsonl", vector_records(20, 40)))
-    assert started == ["local", None]
+    assert started == ["local"]
     assert len(rows_of(store)) == 40
