@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO
+import itertools
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
 import fastavro
 import pyarrow as pa
@@ -32,6 +35,12 @@ __all__ = [
 ]
 
 BATCH_ROWS = 4096
+_READING: Mapping[str, Any] = {
+    "page_checksum_verification": True,
+    "pre_buffer": False,
+    "buffer_size": 8 << 20,
+}
+"""How files are read: Arrow would read a row group's columns as a whole, and a file may have one row group."""
 MAX_RANGES_OF_A_GROUP = 32
 
 
@@ -41,7 +50,7 @@ def split_parquet(file: InputFile, limit: int) -> Iterator[Part]:
         metadata = _parquet(raw).metadata
     digest, begin = content_tag(file), 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        # A row group is decoded from its start, so n ranges of it cost n/2 times its decoding.
+        # A worker that does not take them in order decodes the row group from its start for each: n/2 times.
         range_bytes = max(limit, group.total_byte_size // MAX_RANGES_OF_A_GROUP)
         yield from row_ranges(
             file, "parquet", group.num_rows, group.total_byte_size, range_bytes, digest, begin
@@ -66,14 +75,12 @@ def read_parquet(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
     """
     row = part.first
     try:
-        with _opened(part) as files:
-            schema = files[0].schema_arrow
-            if letters := unreadable_rows(part, schema, fields):
+        with _reader(part, fields) as reader:
+            if letters := unreadable_rows(part, reader.schema, fields):
                 yield from letters
                 return
-            names, unread = chosen_columns(schema, fields)
-            for columns in _batches(files, part, names):
-                yield Batch(columns, fields.vector, part.source, row, unread)
+            for columns in reader.rows(part.start, part.end or 0):
+                yield Batch(columns, fields.vector, part.source, row, reader.unread)
                 row += columns.num_rows
     except (pa.ArrowException, DamagedError, OSError) as error:
         # Arrow reports damaged pages as OSError.
@@ -103,9 +110,97 @@ def read_avro(part: Part) -> Iterator[Record | DeadLetter]:
 
 def _parquet(raw: BinaryIO) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(raw, page_checksum_verification=True)
+        return pq.ParquetFile(raw, **_READING)
     except (pa.ArrowException, OSError) as error:
         raise DamagedError(f"not a readable Parquet file: {error}") from error
+
+
+class _Reader:
+    """Rows of a file, in order: a row group can only be decoded from its start.
+
+    Args:
+        part: the first to be read.
+        fields: of the spec.
+
+    """
+
+    def __init__(self, part: Part, fields: Fields) -> None:
+        self._file = _file_of(part), fields
+        with contextlib.ExitStack() as opened:
+            files = opened.enter_context(_opened(part))
+            self.schema = files[0].schema_arrow
+            names, self.unread = chosen_columns(self.schema, fields)
+            metadata = files[0].metadata
+            groups = [int(metadata.row_group(group).num_rows) for group in range(metadata.num_row_groups)]
+            self._starts = [0, *itertools.accumulate(groups)]
+            group = self._group(part.start)
+            self._at = self._starts[group]
+            self._batches = itertools.chain.from_iterable(
+                _of_group(files, number, names) for number in range(group, len(groups))
+            )
+            self._unread_rows: pa.RecordBatch | None = None
+            self._open = opened.pop_all()
+
+    def close(self) -> None:
+        self._open.close()
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all rows were read."""
+        return self._at >= self._starts[-1]
+
+    def continues_to(self, part: Part, fields: Fields) -> bool:
+        """Return whether reading on gets to a part no later than a reader of its own would."""
+        return (
+            self._file == (_file_of(part), fields)
+            and self._starts[self._group(part.start)] <= self._at <= part.start
+        )
+
+    def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows `start` to `end`, none of which were read before."""
+        while self._at < end:
+            batch = self._unread_rows or next(self._batches, None)
+            if batch is None:
+                return
+            count = min(len(batch), end - self._at)
+            skipped = min(max(start - self._at, 0), count)
+            self._at += count
+            self._unread_rows = batch.slice(count) if count < len(batch) else None
+            if skipped < count:
+                yield batch.slice(skipped, count - skipped)
+
+    def _group(self, row: int) -> int:
+        """Return the number of the row group that has a row; the last one for rows after the end."""
+        return max(0, min(bisect_right(self._starts, row), len(self._starts) - 1) - 1)
+
+
+def _file_of(part: Part) -> tuple[str, ...]:
+    return part.source, part.digest, part.stamp
+
+
+_KEPT = deque[_Reader](maxlen=1)
+"""The reader of the last part: a worker takes parts in order, and reads on. One in a process, as it has open files."""
+
+
+@contextlib.contextmanager
+def _reader(part: Part, fields: Fields) -> Iterator[_Reader]:
+    """Give a reader at the part or before it."""
+    reader = None
+    with contextlib.suppress(IndexError):  # another thread may have it
+        reader = _KEPT.pop()
+    if reader is not None and not reader.continues_to(part, fields):
+        reader.close()
+        reader = None
+    reader = reader or _Reader(part, fields)
+    try:
+        yield reader
+    except BaseException:
+        reader.close()
+        raise
+    if reader.is_at_end or _KEPT:
+        reader.close()
+    else:
+        _KEPT.append(reader)
 
 
 @contextlib.contextmanager
@@ -120,9 +215,7 @@ def _opened(part: Part) -> Iterator[list[pq.ParquetFile]]:
         files = [_parquet(raw)]
         if any(map(_has_fixed_lists, files[0].schema_arrow.types)):
             again = opened.enter_context(open_bytes(part.base, part.path))
-            files.append(
-                pq.ParquetFile(again, metadata=_own_metadata(again), page_checksum_verification=True)
-            )
+            files.append(pq.ParquetFile(again, metadata=_own_metadata(again), **_READING))
         yield files
 
 
@@ -171,16 +264,6 @@ def _problem(field: pa.Field, fields: Fields) -> str | None:
         f"a column of {field.type} has no form in JSON, so it is no dynamic attribute; declare an attribute for it (a "
         "string, if it is UTF-8), or leave it out of the input"
     )
-
-
-def _batches(files: Sequence[pq.ParquetFile], part: Part, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    begin, metadata = 0, files[0].metadata
-    for group in range(metadata.num_row_groups):
-        rows = metadata.row_group(group).num_rows
-        first, last = max(part.start - begin, 0), min((part.end or 0) - begin, rows)
-        if first < last:
-            yield from sliced(_of_group(files, group, names), first, last)
-        begin += rows
 
 
 def _of_group(files: Sequence[pq.ParquetFile], group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

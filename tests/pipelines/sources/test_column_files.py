@@ -11,7 +11,16 @@ import pytest
 
 from scannery.indexer import parse_spec
 from scannery.pipelines.dead_letters import DeadLetter
-from scannery.pipelines.sources import Fields, Record, arrange, find_files, read_part, split_file
+from scannery.pipelines.sources import (
+    Fields,
+    Part,
+    Record,
+    arrange,
+    columns,
+    find_files,
+    read_part,
+    split_file,
+)
 from tests.indexer.datapoints.columns.column_types import COLUMNS, REFUSED
 
 pytestmark = pytest.mark.system
@@ -68,3 +77,36 @@ def test_a_column_that_cannot_be_read_refuses_its_rows_by_name(name: str, tmp_pa
         (row, "x") for row in range(1, 13)
     ]
     assert "cannot be read; write it as text" in items[0].message  # type: ignore[union-attr]
+
+
+def test_a_row_group_is_decoded_once_for_all_of_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, group_rows = 30_000, 20_000
+    table = pa.table({"id": [f"r{row}" for row in range(rows)], "v": [[1.0, 2.0]] * rows})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=group_rows)
+    fields = Fields.of(SPEC)
+    parts = [
+        part
+        for file in arrange(find_files([str(tmp_path)]), SPEC.source)
+        for part in split_file(file, 50_000)
+    ]
+    assert len(parts) > 4
+    decoded: list[int] = []
+    real = columns._of_group
+
+    def counted(files: Any, group: int, names: Any) -> Any:
+        decoded.append(group)
+        yield from real(files, group, names)
+
+    monkeypatch.setattr(columns, "_of_group", counted)
+
+    def ids(part: Part) -> list[str]:
+        return [item.fields["id"] for item in read_part(part, fields) if isinstance(item, Record)]
+
+    assert [name for part in parts for name in ids(part)] == table.column("id").to_pylist()
+    assert decoded == [0, 1]
+    # In any other order, and after a part that was not read to its end, a part has the same rows.
+    next(read_part(parts[0], fields))
+    for part in reversed(parts):
+        assert ids(part) == table.column("id").to_pylist()[part.start : part.end]
