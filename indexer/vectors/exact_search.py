@@ -365,13 +365,22 @@ def _promising(scores_QB: np.ndarray, scores_QK: np.ndarray, least: _Least) -> t
     k = scores_QK.shape[1]
     floor_Q = least(scores_QK[:, -1])
     # After the first blocks few rows reach the k-th hit: comparing is far cheaper than selecting.
-    query_X, column_X = np.nonzero(scores_QB >= floor_Q[:, None])
+    query_X, column_X = _reaching(scores_QB, floor_Q)
     if k < scores_QB.shape[1] and len(query_X) > MANY_BETTER * len(scores_QB):
         # At least k rows of this block have the k-th of these scores, less its error.
         position = scores_QB.shape[1] - k
         own_Q = np.partition(scores_QB, position, axis=1)[:, position]
-        floor_Q = np.maximum(floor_Q, least(least(own_Q)))
-        query_X, column_X = np.nonzero(scores_QB >= floor_Q[:, None])
+        query_X, column_X = _reaching(scores_QB, np.maximum(floor_Q, least(least(own_Q))))
+    return query_X, column_X
+
+
+def _reaching(scores_QB: np.ndarray, floor_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of query and column that score at least the floor, or a rounding error less, by query.
+
+    Float64 floors would have every score converted, and `nonzero` of two dimensions takes as long as the product.
+    """
+    floor_Q1 = np.nextafter(floor_Q.astype(np.float32), np.float32(-np.inf))[:, None]
+    query_X, column_X = np.divmod(np.flatnonzero(scores_QB >= floor_Q1), scores_QB.shape[1])
     return query_X, column_X
 
 
