@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -271,8 +270,10 @@ def _make_folders(folder: Path, mode: int = 0o777) -> None:
 
 def _write_synced(file: BinaryIO, data: bytes | Path) -> None:
     if isinstance(data, Path):
+        # By the kernel: through this process it takes three times the processor time.
         with data.open("rb") as source:
-            shutil.copyfileobj(source, file, 1 << 22)
+            while os.sendfile(file.fileno(), source.fileno(), None, _BLOCK):
+                pass
     else:
         file.write(data)
     file.flush()
