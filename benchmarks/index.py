@@ -68,8 +68,9 @@ import json, resource, subprocess, sys, time
 started = time.perf_counter()
 done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE)
 seconds = time.perf_counter() - started
-peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-print(json.dumps({"status": done.returncode, "seconds": seconds, "peak_mib": peak, "output": done.stdout.decode()}))
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps({"status": done.returncode, "seconds": seconds, "processor_s": used.ru_utime + used.ru_stime,
+                  "peak_mib": used.ru_maxrss / 1024, "output": done.stdout.decode()}))
 """
 # It imports nothing of Scannery, which would add to its time and memory.
 _SCANN = """
@@ -95,9 +96,10 @@ np.save(place / "vectors.npy", vectors_ND)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Wall time of a command, and the peak memory of its largest process."""
+    """Wall time of a command, processor time of all its processes, and the peak memory of the largest one."""
 
     seconds: float
+    processor_s: float
     peak_mib: float
     output: str
 
