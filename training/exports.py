@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 
 from scannery.embed import Encoder
+from scannery.embed.devices.factory import device_kind
 from scannery.embed.devices.precision import fastest_dtype
 from scannery.embed.encoder import PROBE_TEXTS
 from scannery.embed.models.loading import ModelOptions
@@ -14,7 +16,7 @@ from scannery.embed.models.trainable import TrainableModel
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.errors import CollectionError
 
-__all__ = ["matrix_dtype", "save_checked", "torch_device", "trainable"]
+__all__ = ["matrix_dtype", "on_device", "save_checked", "trainable"]
 
 AGREEMENT = 1e-5
 """Largest difference of a component between the trained model and the encoder that serves its files."""
@@ -22,21 +24,20 @@ AGREEMENT = 1e-5
 
 def trainable(folder: Path, base: EncoderSpec) -> TrainableModel:
     """Return the model in a folder, with the options and on the device of an encoder."""
-    return TrainableModel(folder, ModelOptions(**base.options), torch_device(base.device))
+    return TrainableModel(folder, ModelOptions(**base.options), base.device)
 
 
-def torch_device(device: str) -> str:
-    """Return the device of an encoder as torch names it."""
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
+def on_device(base: EncoderSpec, device: str | None) -> EncoderSpec:
+    """Return an encoder on a device, by its name in options; None: its own."""
+    return base if device is None else base.model_copy(update={"device": device})
 
 
 def matrix_dtype(device: str) -> str:
     """Return the type that matrices are multiplied in: bfloat16 where it is quicker, which needs no scaled losses."""
-    return "bfloat16" if fastest_dtype(torch_device(device)) == "bfloat16" else "float32"
+    kind = device_kind(device)
+    if kind == "xla" and os.environ.get("PJRT_DEVICE") != "TPU":
+        return "float32"
+    return "bfloat16" if fastest_dtype(kind) == "bfloat16" else "float32"
 
 
 def save_checked(model: TrainableModel, folder: Path, base: EncoderSpec) -> None:

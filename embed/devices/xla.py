@@ -42,6 +42,7 @@ __all__ = [
     "XlaDevice",
     "bulk_buckets",
     "check_widths",
+    "compilation_times",
     "compilations",
     "few_row_buckets",
     "launch",
@@ -77,6 +78,7 @@ class Chips:
         if count > 1:
             from torch_xla.distributed import spmd
 
+            self._spmd = spmd
             self._mesh = spmd.Mesh(np.arange(count), (count,), ("data",))
             self._sharding = spmd.ShardingSpec(self._mesh, ("data", None))
 
@@ -101,6 +103,17 @@ class Chips:
         mesh, nowhere = str(self._mesh), str((None, None))
         mark = torch.ops.xla.aot_mark_sharding
         return lambda vectors_BD: mark(vectors_BD, mesh, nowhere)
+
+    def finish(self, *results: Any) -> None:
+        """Start all that was asked for, as one program, which leaves the results whole on every chip."""
+        if self._sharding is not None:
+            for result in results:
+                self._spmd.mark_sharding(result, self._mesh, (None,) * result.ndim)
+        self._torch_xla.sync()
+
+    def seed(self, seed: int) -> None:
+        """Set the seed of what is random in programs."""
+        self._torch_xla.manual_seed(seed)
 
     def wait(self) -> None:
         """Wait until the chips have done all they were given."""
@@ -152,10 +165,15 @@ def launch(work: Callable[[int, int], None]) -> None:
 
 def compilations() -> int:
     """Return how many programs this process has compiled so far."""
+    return compilation_times()[0]
+
+
+def compilation_times() -> tuple[int, float]:
+    """Return how many programs this process has compiled so far, and how many seconds that took."""
     from torch_xla.debug import metrics
 
     data = metrics.metric_data("CompileTime")
-    return int(data[0]) if data else 0
+    return (int(data[0]), data[1] / 1e9) if data else (0, 0.0)
 
 
 def _ranked(_index: int, work: Callable[[int, int], None]) -> None:

@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scannery.embed.devices.static_masks import use_static_masks
+from scannery.embed.devices.training import open_training_device
+from scannery.embed.errors import InvalidArgumentError
 from scannery.embed.library_imports import quiet
 from scannery.embed.models.loading import ModelOptions, Side, prompt_of, vector_dimensions
 from scannery.embed.models.model_files import load_modules
-from scannery.embed.tokenization import Tokens, tokens_for
+from scannery.embed.tokenization import FastTokens, Tokens, tokens_for
 
 if TYPE_CHECKING:
     import torch
@@ -35,18 +38,19 @@ class TrainableModel:
         Args:
             folder: of the model; its weights are computed with in float32.
             options: of the encoder.
-            device: as torch names it.
+            device: as `open_training_device` takes it.
 
         Raises:
             InvalidModelError: as `load_modules`.
+            InvalidArgumentError: the device takes fixed shapes only, and the model chooses its own.
+            DeviceError: the device is not available.
 
         """
+        self.device = open_training_device(device)
+        """Device that it is on."""
         self.modules: Any = load_modules(folder)
         if options.max_tokens is not None:
             self.modules.max_seq_length = options.max_tokens
-        self.modules.to(device).requires_grad_(True)
-        self.device = device
-        """Device, as torch names it."""
         self.dimensions = vector_dimensions(self.modules, options.dimensions)
         """Components of vectors."""
         prompts: dict[Side, str | None] = {
@@ -56,23 +60,39 @@ class TrainableModel:
             side: tokens_for(self.modules, prompt_of(self.modules, side, prompt) or None, side)
             for side, prompt in prompts.items()
         }
-
-    @property
-    def device_type(self) -> str:
-        """Kind of the device, as torch names it: `cpu`, `cuda`."""
-        return self.device.partition(":")[0]
+        if self.device.fixed_shapes:
+            if not all(isinstance(tokens, FastTokens) for tokens in self._tokens.values()):
+                raise InvalidArgumentError(
+                    f"device {device} needs a model with a plain tokenizer; train this one on cpu or cuda",
+                    field="device",
+                )
+            use_static_masks(self.modules)
+        self.modules.to(self.device.name).requires_grad_(True)
 
     def prepare(self, texts: Sequence[str], side: Side = "query") -> list[Any]:
         """Return the tokens of texts, as `vectors` takes them."""
         return list(self._tokens[side].prepare(texts).items)
 
-    def vectors(self, items: Sequence[Any], side: Side = "query") -> torch.Tensor:
-        """Return the vectors of prepared texts with their gradients, float32 (B, D); dropout as the modules' mode."""
+    def vectors(self, items: Sequence[Any], side: Side = "query", *, rows: int = 0) -> torch.Tensor:
+        """Return the vectors of prepared texts with their gradients, float32 (B, D); dropout as the modules' mode.
+
+        On a device of fixed shapes, vectors of no text may follow.
+
+        Args:
+            items: the texts, at least one.
+            side: what they are encoded as.
+            rows: least number of vectors on a device of fixed shapes.
+
+        """
         import torch
 
+        longest = max(map(len, items)) if self.device.fixed_shapes else 0
+        bucket = self.device.bucket(
+            max(rows, len(items)), longest, int(self.modules.max_seq_length or longest)
+        )
         features = {
-            name: value.to(self.device) if torch.is_tensor(value) else value
-            for name, value in self._tokens[side].collate(items).items()
+            name: self.device.put(value) if torch.is_tensor(value) else value
+            for name, value in self._tokens[side].collate(items, bucket).items()
         }
         vectors_BD: torch.Tensor = self.modules(features, task=side)["sentence_embedding"]
         return vectors_BD[:, : self.dimensions].float()
@@ -84,10 +104,12 @@ class TrainableModel:
         # By length: texts of a batch are padded to its longest.
         order = sorted(range(len(items)), key=lambda number: len(items[number]))
         parts = []
-        with self._evaluating(), torch.inference_mode():
+        with self._evaluating(), torch.no_grad():
             for start in range(0, len(order), TEXTS_AT_ONCE):
                 some = [items[number] for number in order[start : start + TEXTS_AT_ONCE]]
-                parts.append(self.vectors(some, side).cpu())
+                vectors_BD = self.vectors(some, side, rows=TEXTS_AT_ONCE)
+                self.device.finish(vectors_BD)
+                parts.append(vectors_BD.cpu()[: len(some)])
         vectors_BD = torch.cat(parts)
         return vectors_BD[torch.argsort(torch.tensor(order))]
 
@@ -107,7 +129,8 @@ class TrainableModel:
     def save(self, folder: Path) -> None:
         """Write the model to a folder that `Encoder.load` reads."""
         with quiet():
-            self.modules.save_pretrained(str(folder), create_model_card=False)
+            self.modules.to("cpu").save_pretrained(str(folder), create_model_card=False)
+        self.modules.to(self.device.name)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from scannery.embed.devices.training import TrainingDevice
 from scannery.embed.models.trainable import TrainableModel
 from scannery.indexer.spec.spec import Distance
 from scannery.training.query_side.fitting import QuerySteps, TrainingQuery
@@ -22,6 +23,8 @@ DOCUMENTS_N = np.arange(ROWS) % DOCUMENTS
 class Given:
     """A model whose tokens are vectors already."""
 
+    device = TrainingDevice("cpu")
+
     def vectors(self, items: list[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.stack(items))
 
@@ -30,7 +33,7 @@ def steps(queries: list[TrainingQuery], distance: Distance = "dot", *, batch: in
     rows = ScoredRows(VECTORS_ND, DOCUMENTS_N, {})
     return QuerySteps(
         cast(Any, Given()), queries, rows,
-        distance=distance, scale=3.0, batch=batch, seed=1, device="cpu",
+        distance=distance, scale=3.0, batch=batch, seed=1,
     )  # fmt: skip
 
 

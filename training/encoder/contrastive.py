@@ -14,6 +14,7 @@ Shapes: B pairs, R texts of both sides, D dimensions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scannery.embed.models.loading import Side
@@ -101,49 +102,57 @@ class PairSteps:
     def _vectors(self, texts: Mapping[Side, Sequence[str]]) -> torch.Tensor:
         """Return the vectors of the texts of both sides in turn, with the gradients of this process, (R, D)."""
         import torch
-        from torch.utils.checkpoint import checkpoint
 
-        parts = [*self._parts(texts)]
+        device = self._model.device
+        at_once = min(TEXTS_AT_ONCE * device.chips, max(map(len, texts.values())))
+        parts = [*self._parts(texts, at_once)]
         seeds = torch.randint(1 << 62, (len(parts),)).tolist()  # equal in all processes
         share = self._replicas.share_of([part.cost for part in parts])
         tokens = dict.fromkeys(texts, 0)
         for number in share:
             tokens[parts[number].side] += sum(map(len, parts[number].items))
         vectors = [
-            self._part_vectors(parts[number], seeds[number])
-            if tokens[parts[number].side] <= self._max_tokens
-            else checkpoint(self._part_vectors, parts[number], seeds[number], use_reentrant=False)
+            device.vectors(
+                partial(self._part_vectors, parts[number], seeds[number], at_once),
+                kept=tokens[parts[number].side] <= self._max_tokens,
+            )
             for number in share
         ]
-        shape = sum(map(len, texts.values())), self._model.dimensions
-        vectors_RD = torch.zeros(shape, device=self._model.device, requires_grad=True)
+        count = sum(map(len, texts.values()))
+        # One more, for the vectors of no text.
+        vectors_RD = torch.zeros((count + 1, self._model.dimensions), device=device.name, requires_grad=True)
         if share:
-            rows = torch.tensor([row for number in share for row in parts[number].rows])
-            vectors_RD = vectors_RD.index_copy(0, rows.to(vectors_RD.device), torch.cat(vectors))
-        return self._replicas.sum(vectors_RD)
+            rows: list[int] = []
+            for number, part_BD in zip(share, vectors, strict=True):
+                empty = len(part_BD) - len(parts[number].rows)
+                rows += [*parts[number].rows, *[count] * empty]
+            numbers = torch.tensor(rows).to(device.name)
+            vectors_RD = vectors_RD.index_copy(0, numbers, torch.cat(vectors))
+        return self._replicas.sum(vectors_RD[:count])
 
-    def _parts(self, texts: Mapping[Side, Sequence[str]]) -> Iterator[_Part]:
+    def _parts(self, texts: Mapping[Side, Sequence[str]], at_once: int) -> Iterator[_Part]:
         """Yield texts of similar length, side by side."""
         first = 0
         for side, some in texts.items():
             items = self._model.prepare(some, side)
             order = sorted(range(len(items)), key=lambda number: len(items[number]))
-            for start in range(0, len(order), TEXTS_AT_ONCE):
-                numbers = order[start : start + TEXTS_AT_ONCE]
+            for start in range(0, len(order), at_once):
+                numbers = order[start : start + at_once]
                 yield _Part(
                     side, [first + number for number in numbers], [items[number] for number in numbers]
                 )
             first += len(items)
 
-    def _part_vectors(self, part: _Part, seed: int) -> torch.Tensor:
-        """Return the vectors of a part, with the dropout of a seed."""
+    def _part_vectors(self, part: _Part, seed: int, rows: int) -> torch.Tensor:
+        """Return the vectors of a part, with the dropout of a seed; on a device of fixed shapes, so many rows."""
         import torch
 
-        torch.manual_seed(seed)
+        self._model.device.seed(seed)
+        if self._dtype == "float32":
+            return self._model.vectors(part.items, part.side, rows=rows)
         # Of each part by itself: copies of weights in the lower type would add up the gradients of parts in that type.
-        lower = self._dtype != "float32"
-        with torch.autocast(self._model.device_type, getattr(torch, self._dtype), enabled=lower):
-            return self._model.vectors(part.items, part.side)
+        with torch.autocast(self._model.device.kind, getattr(torch, self._dtype)):
+            return self._model.vectors(part.items, part.side, rows=rows)
 
     def _similarities(self, queries_BD: torch.Tensor, passages_BD: torch.Tensor) -> torch.Tensor:
         """Return the scores of all passages for all queries, as of a search, (B, B)."""

@@ -81,7 +81,7 @@ def follow(store: Store, replicas: Replicas, is_stopped: Callable[[], bool]) -> 
             try:
                 run_steps(
                     model.modules, steps.loss, fit.run, Checkpoints([], "", keep=1), replicas,
-                    progress=lambda done, total: None, is_stopped=is_stopped,
+                    progress=lambda done, total: None, is_stopped=is_stopped, device=model.device,
                 )  # fmt: skip
             except StoppedError:  # the leader tells of it
                 return

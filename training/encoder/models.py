@@ -84,7 +84,6 @@ class TrainedEncoders:
             "scale": spec.loss.scale or SCALE,
             "signals": spec.signals.weights,
             "average_with_base": spec.average_with_base,
-            "dtype": matrix_dtype(base.device),
             "seed": spec.seed,
         }
         manifest = sample.corpus.index.manifest
@@ -155,19 +154,19 @@ class TrainedEncoders:
             run=run.run_settings,
             distance=corpus.index.spec.distance,
             scale=settings["scale"],
-            dtype=settings["dtype"],
+            dtype=matrix_dtype(run.base.device),
         )
         fit.announce(run.replicas)
         model, steps = fit.steps(run.base_folder, batches, run.replicas)
         run.train(number, model, steps.loss)
         model.mix(run.base_folder, settings["average_with_base"])
-        run.measured["used_signals"] = batches.signals
+        run.measured.update(used_signals=batches.signals, dtype=fit.dtype)
         return model
 
     def _gains(self, folder: Path, sets: Mapping[str, Judged]) -> dict[str, Gains]:
         """Return what the encoder in a folder is worth on the sample, for each of some sets of queries."""
         spec = self.run.base.model_copy(update={"model": str(folder)})
-        if folder == self.run.base_folder and self.run.base == _current(self.sample):
+        if folder == self.run.base_folder and self.run.base.model == _current(self.sample).model:
             vectors_SD = self.sample.vectors()
         else:
             vectors_SD = Encoder.load(folder, device=spec.device, **spec.options).encode_documents(

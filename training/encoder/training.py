@@ -12,6 +12,7 @@ from pathlib import Path
 
 from scannery.client import Client
 from scannery.embed import Encoder
+from scannery.embed.devices.factory import device_kind
 from scannery.indexer import Store, read_aliases, read_manifest
 from scannery.indexer.manifest import Manifest, SearchState
 from scannery.indexer.models.files import write_model_files
@@ -21,9 +22,11 @@ from scannery.indexer.reader import open_manifest
 from scannery.indexer.spec.model_reference import stored_reference
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.errors import CollectionError
+from scannery.runtime.errors import ConfigError
 from scannery.runtime.times import WALL_SECONDS
 from scannery.training.encoder.models import FOLDS, TrainedEncoders
 from scannery.training.encoder.sample import sampled
+from scannery.training.exports import on_device
 from scannery.training.gate.decision import difference_of
 from scannery.training.gate.evaluation import evaluation_of
 from scannery.training.judged import Progress, judged_queries
@@ -43,6 +46,7 @@ def train_encoder(
     folder: Path,
     *,
     replicas: Replicas = _ALONE,
+    device: str | None = None,
     events: Path | None = None,
     progress: Progress | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
@@ -57,12 +61,14 @@ def train_encoder(
         spec: what is trained.
         folder: that its paths are relative to.
         replicas: processes that train each model, of which this one leads; the others `follow` it.
+        device: that it is trained on, as `Encoder.load` names it; None: that of the index's spec.
         events: folder for event files of TensorBoard, with a folder for each model; None: none are written.
         progress: gets the number of finished steps of all models that are trained, and of all steps.
         is_stopped: whether to save a checkpoint and end; asked after each step.
 
     Raises:
         CollectionError: there are too few judged queries, or the index has no encoder or no texts.
+        ConfigError: the device takes one process, and there are several.
         StoppedError: it was stopped.
         ReplicaLostError: another process ended.
         InputNotFoundError, NotFoundError: a file or the index is not there.
@@ -72,7 +78,9 @@ def train_encoder(
     name = read_aliases(store).get(spec.index, spec.index)
     index, manifest = client.index(name), read_manifest(store, name)
     registry = ModelRegistry(store)
-    base = _base_of(manifest, registry)
+    base = on_device(_base_of(manifest, registry), device)
+    if replicas.count > 1 and device_kind(base.device) == "xla":
+        raise ConfigError(f"device xla takes one process, got {replicas.count}: leave out torchrun")
     corpus = read_corpus(open_manifest(store, manifest).at(WALL_SECONDS()))
     judged = judged_queries(index, spec.evaluate, folder)
     guards = {

@@ -8,7 +8,7 @@ Lee et al., "Learning Dense Representations of Phrases at Scale", ACL 2021, trai
 Batch and dropout of a step depend on the seed and its number alone, so that a run which was killed goes on with the
 same numbers.
 
-Shapes: Q queries, B queries of a step, N rows, C documents, D dimensions.
+Shapes: Q queries, B queries of a step, N rows, C documents, R relevant ones of a query at most, D dimensions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class QuerySteps:
         scale: float,
         batch: int,
         seed: int,
-        device: str,
     ) -> None:
         """Prepare.
 
@@ -64,23 +63,35 @@ class QuerySteps:
             scale: of scores.
             batch: queries of a step at most.
             seed: of the order of queries.
-            device: as torch names it.
 
         """
         import torch
 
         self._model, self._queries = model, queries
-        self._rows_ND = torch.from_numpy(rows.vectors_ND).to(device)
-        self._documents_N = torch.from_numpy(rows.documents_N).to(device)
+        self._rows_ND = torch.from_numpy(rows.vectors_ND).to(model.device.name)
+        self._documents_N = torch.from_numpy(rows.documents_N).to(model.device.name)
         self._documents = int(rows.documents_N.max()) + 1
+        self._most_relevant = max(len(query.relevant) for query in queries)
         self._distance, self._scale = distance, scale
         self._batch, self._seed = min(batch, len(queries)), seed
 
     def loss(self, step: int) -> torch.Tensor:
         """Return the loss of a step, with gradients."""
+        import torch
+
         batch = [self._queries[number] for number in self._numbers(step)]
-        scores_BC = self._document_scores(self._model.vectors([query.tokens for query in batch]))
-        return _competition(self._scale * scores_BC, [query.relevant for query in batch])
+        device, seed = self._model.device, int(torch.randint(1 << 62, ()))
+
+        def vectors() -> torch.Tensor:
+            device.seed(seed)
+            return self._model.vectors([query.tokens for query in batch])
+
+        scores_BC = self._document_scores(device.vectors(vectors, kept=True))
+        # Of one shape in all steps. The device may have rows of no query.
+        relevant_BR = torch.full((len(scores_BC), self._most_relevant), self._documents)
+        for row, query in enumerate(batch):
+            relevant_BR[row, : len(query.relevant)] = torch.tensor(query.relevant)
+        return _competition(self._scale * scores_BC, device.put(relevant_BR).long()) / len(batch)
 
     def _numbers(self, step: int) -> list[int]:
         """Return the numbers of the queries of a step: each pass over all of them has an order of its own."""
@@ -108,13 +119,22 @@ class QuerySteps:
         return lowest_BC.scatter_reduce(1, self._documents_N.expand_as(scores_BN), scores_BN, "amax")
 
 
-def _competition(scores_BC: torch.Tensor, relevant: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return minus the mean logarithmic chance of the relevant documents, each among all that are not."""
+def _competition(scores_BC: torch.Tensor, relevant_BR: torch.Tensor) -> torch.Tensor:
+    """Return minus the logarithmic chance of the relevant documents, each among all that are not, by query.
+
+    Args:
+        scores_BC: scores of documents.
+        relevant_BR: numbers of the relevant ones, int64; C: none.
+
+    Returns:
+        The sum over queries of the mean over their relevant documents.
+
+    """
     import torch
 
-    losses = []
-    for scores_C, numbers in zip(scores_BC, relevant, strict=True):
-        others_C = scores_C.clone()
-        others_C[list(numbers)] = -torch.inf
-        losses.append(torch.nn.functional.softplus(others_C.logsumexp(0) - scores_C[list(numbers)]).mean())
-    return torch.stack(losses).mean()
+    scores_BC1 = torch.nn.functional.pad(scores_BC, (0, 1))
+    irrelevant_BC = scores_BC1.scatter(1, relevant_BR, -torch.inf)[:, :-1]
+    differences_BR = irrelevant_BC.logsumexp(1, keepdim=True) - scores_BC1.gather(1, relevant_BR)
+    counts_BR = (relevant_BR < scores_BC.size(1)).float()
+    losses_BR = torch.nn.functional.softplus(differences_BR) * counts_BR
+    return (losses_BR.sum(dim=1) / counts_BR.sum(dim=1).clamp(min=1)).sum()

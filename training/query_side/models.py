@@ -19,7 +19,7 @@ from scannery.indexer.reader import open_manifest
 from scannery.indexer.spec.spec import Distance, EncoderSpec
 from scannery.pipelines.errors import CollectionError
 from scannery.runtime.times import WALL_SECONDS
-from scannery.training.exports import torch_device, trainable
+from scannery.training.exports import trainable
 from scannery.training.judged import Judged, Progress
 from scannery.training.query_side.fitting import QuerySteps, TrainingQuery
 from scannery.training.query_side.rows import ScoredRows, read_rows
@@ -120,7 +120,6 @@ class TrainedModels:
             scale=run.settings["scale"],
             batch=run.settings["batch"],
             seed=run.settings["seed"],
-            device=torch_device(run.base.device),
         )
         run.train(number, model, steps.loss)
         return model

@@ -18,6 +18,7 @@ from scannery.indexer.models.manifest import EncoderVersion
 from scannery.indexer.models.registry import ModelRegistry
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.errors import CollectionError
+from scannery.training.exports import on_device
 from scannery.training.gate.evaluation import (
     encoded_questions,
     evaluation_of,
@@ -38,6 +39,7 @@ def train_query_side(
     spec: TrainingSpec,
     folder: Path,
     *,
+    device: str | None = None,
     events: Path | None = None,
     progress: Progress | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
@@ -51,6 +53,7 @@ def train_query_side(
         client: of the same store.
         spec: what is trained.
         folder: that its paths are relative to.
+        device: that it is trained on, as `Encoder.load` names it; None: that of the index's spec.
         events: folder for event files of TensorBoard, with a folder for each model; None: none are written.
         progress: gets the number of finished steps of all models that are trained, and of all steps.
         is_stopped: whether to save a checkpoint and end; asked after each step.
@@ -77,7 +80,7 @@ def train_query_side(
         each.name: with_held_out_values(judged_queries(index, each, folder, fitted=target.questions), values)
         for each in spec.evaluate.guards
     }
-    base = _base_of(manifest, registry)
+    base = on_device(_base_of(manifest, registry), device)
     with TrainedModels.prepared(
         store, manifest, base, spec, target, events, progress, is_stopped
     ) as training:

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from scannery.embed.devices.training import TrainingDevice
 from scannery.training.errors import DivergedError, StoppedError
 from scannery.training.runs.checkpoints import Checkpoint, Checkpoints
 from scannery.training.runs.replicas import Replicas
@@ -27,6 +28,7 @@ WARM_UP = 0.1
 MOST_NORM = 1.0
 """Norm that gradients are cut to."""
 _ADAM = ("exp_avg", "exp_avg_sq")
+_CPU = TrainingDevice("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,13 @@ class RunStatistics:
     """What a run took."""
 
     seconds: float
-    """Seconds of the steps that count."""
+    """Seconds of the steps that count, without those of compilation."""
     resumed_at: int
     """Steps that earlier attempts had done."""
     loss: float
     """Loss of the last step; NaN if there was none to do."""
+    compilations: int
+    """Programs that were compiled."""
 
 
 def run_steps(
@@ -65,6 +69,7 @@ def run_steps(
     progress: Callable[[int, int], None],
     is_stopped: Callable[[], bool],
     record: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
+    device: TrainingDevice = _CPU,
 ) -> RunStatistics:
     """Train some modules in place, from the newest checkpoint on.
 
@@ -77,6 +82,7 @@ def run_steps(
         progress: gets the number of finished steps and of all.
         is_stopped: whether to save a checkpoint and end, asked after each step; in any process.
         record: gets the number of finished steps, and values of the last of them by name.
+        device: that the modules are on.
 
     Raises:
         StoppedError: it was stopped; the same run goes on later.
@@ -86,17 +92,20 @@ def run_steps(
     """
     import torch
 
+    compiled = device.compilations().programs
     optimizer = torch.optim.AdamW(modules.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     with closing(checkpoints):
         newest = checkpoints.newest() or Checkpoint(0, 0.0, dict(_state(modules, optimizer)))
         start, seconds = replicas.shared((newest.step, newest.seconds))
         _restore(modules, optimizer, start, replicas.shared_tensors(newest.tensors))
         del newest
+        device.finish()
         modules.train()
         saved_s, value = time.monotonic(), float("nan")
         for step in range(start, settings.steps):
             before_s = time.perf_counter()
-            torch.manual_seed(_seed_of(settings.seed, step))
+            compiled_s = device.compilations().seconds
+            device.seed(_seed_of(settings.seed, step))
             learning_rate = settings.learning_rate * _share(step, settings.steps)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -108,18 +117,20 @@ def run_steps(
                     "learning_rate, or a lower loss.scale",
                     field="learning_rate",
                 )
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=False)
             loss.backward()  # type: ignore[no-untyped-call]
             replicas.sum_gradients(modules.parameters())
             norm = torch.nn.utils.clip_grad_norm_(modules.parameters(), MOST_NORM)
             optimizer.step()
+            device.finish()
+            gradient_norm = norm.item()
             step_s = time.perf_counter() - before_s
-            seconds += step_s
+            seconds += step_s - (device.compilations().seconds - compiled_s)
             progress(step + 1, settings.steps)
             values = {
                 "loss": value,
                 "learning_rate": learning_rate,
-                "gradient_norm": norm.item(),
+                "gradient_norm": gradient_norm,
                 "seconds": step_s,
             }
             record(step + 1, values)
@@ -133,7 +144,8 @@ def run_steps(
                     f"stopped after step {step + 1} of {settings.steps}; the same command goes on from there"
                 )
         modules.eval()
-    return RunStatistics(seconds=seconds, resumed_at=start, loss=value)
+    programs = device.compilations().programs - compiled
+    return RunStatistics(seconds=seconds, resumed_at=start, loss=value, compilations=programs)
 
 
 def _seed_of(seed: int, step: int) -> int:
@@ -158,16 +170,17 @@ def _state(modules: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterat
 def _restore(
     modules: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Take over weights and moments after some steps."""
+    """Take over weights and moments after some steps; gradients are 0, so that each step is as the first."""
     import torch
 
     with torch.no_grad():
         for name, parameter in modules.named_parameters():
             parameter.copy_(tensors[f"weights.{name}"])
-            moments = {
-                kind: tensors[f"{kind}.{name}"].to(parameter.device)
-                for kind in _ADAM
-                if f"{kind}.{name}" in tensors
-            }
-            if moments:
-                optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
+            parameter.grad = torch.zeros_like(parameter)
+            optimizer.state[parameter] = {"step": torch.tensor(float(step))}
+            for kind in _ADAM:
+                moment = optimizer.state[parameter][kind] = torch.zeros_like(parameter)
+                if (saved := tensors.get(f"{kind}.{name}")) is not None:
+                    moment.add_(
+                        saved.to(parameter.device)
+                    )  # XLA compiles steps anew for what was copied there

@@ -120,13 +120,15 @@ class TrainingRun:
             statistics = run_steps(
                 model.modules, loss_of, self.run_settings, self.folder.checkpoints(f"model-{number}"), self.replicas,
                 progress=counted, is_stopped=self.is_stopped,
-                record=(lambda step, values: None) if events is None else events.record,
+                record=(lambda step, values: None) if events is None else events.record, device=model.device,
             )  # fmt: skip
         self.measured.update(
             loss=statistics.loss,
             seconds_of_model=round(statistics.seconds, 3),
             goodput=round(statistics.seconds / max(statistics.seconds, time.time() - begun_s), 3),
             processes=self.replicas.count,
+            chips=model.device.chips,
+            compilations=statistics.compilations,
         )
 
     @contextmanager

@@ -40,6 +40,10 @@ def train(
             "of queries and passages, for another index."
         ),
     ] = "ranking",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "xla"] | None,
+        typer.Option(help="Device that an encoder is trained on; by default that of the index's spec."),
+    ] = None,
     events: Annotated[
         Path | None,
         typer.Option(
@@ -77,11 +81,9 @@ def train(
 
                 model = train_ranking(opened, client, training, folder, bar)
             else:
-                train_model = _training_of(kind, replicas)
+                train_model = partial(_training_of(kind, replicas), device=device, events=events)
                 with _stopping() as is_stopped:
-                    model = train_model(
-                        opened, client, training, folder, events=events, progress=bar, is_stopped=is_stopped
-                    )
+                    model = train_model(opened, client, training, folder, progress=bar, is_stopped=is_stopped)
     if as_json:
         print_json(model.model_dump(mode="json"))
         return
@@ -157,6 +159,8 @@ def print_model(model: ModelVersion) -> None:
             f"last model: {model.training['seconds_of_model']:,.1f} s of steps in {model.training['processes']} "
             f"process(es), {goodput:.0%} of the time since its first attempt"
         )
+    if compilations := model.training.get("compilations"):
+        typer.echo(f"{compilations} programs compiled for {model.training['chips']} chip(s)")
     ranker = _ranker_of(model)
     for name, weight in ranker.weights.items() if ranker is not None else ():
         typer.echo(f"  {weight:+.3f} × {name}")
