@@ -19,6 +19,7 @@ from typing import Any, cast
 import safetensors.torch  # noqa: F401  so that the forks have it
 import torch
 
+from scannery.embed.devices.training import TrainingDevice
 from scannery.indexer import Store
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.training.runs.replicas import Replicas
@@ -50,7 +51,7 @@ def train(folder: Path, steps: int) -> float:
         folder=RunFolder.of(Store.open(folder, create=True), "m", "run", CheckpointSpec(every_s=EVERY_S)),
         replicas=Replicas(), events=None, progress=None, is_stopped=lambda: False,
     )  # fmt: skip
-    run.train(0, cast(Any, SimpleNamespace(modules=modules)), loss_of)
+    run.train(0, cast(Any, SimpleNamespace(modules=modules, device=TrainingDevice("cpu"))), loss_of)
     return float(run.measured["goodput"])
 
 
