@@ -1,7 +1,7 @@
 """What an index does besides searching by vector: filters, counts, scans, highlighting, named vectors; in one process.
 
     python -m benchmarks.features [dynamic] [operators] [facets] [scans] [highlight] [named] [phrases]
-        [expansion] [--rows N] [--queries 200]
+        [expansion] [postings] [--rows N] [--queries 200]
 
 `dynamic`: filters over dynamic attributes against the same over declared ones. One index has each attribute twice, so
 that both filters search the same segment; each query has a filter that was not used before. `operators`: each filter
@@ -12,6 +12,7 @@ snippets of ten hits cost. `named`: searches by one name or by two fused, in whi
 `phrases`: two adjacent words of a corpus in quotes, each pair asked once, against the same words without quotes, by the
 number of rows that have both words; passages of 100 words of podcasts, repeated.
 `expansion`: three words of such a passage, the last one as written, with an error, and as the beginning of a word.
+`postings`: bytes of postings of the distinct passages, the time to invert them, and the best rows by ten words of one.
 
 Times are those of the processor, all threads together, unless they are said to be of the clock. "First" is the first
 question about an attribute, which indexes it. Default rows: 200,000, 500,000 for facets and scans, 50,000 for named,
@@ -34,6 +35,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 import scannery
 from benchmarks.data import generated, transcripts
@@ -42,8 +44,22 @@ from benchmarks.quality import PASSAGES, indexed
 from benchmarks.query import SEARCH, answered, handlers
 from scannery.client.request.calls import search
 from scannery.client.request.filters import build_filter
-from scannery.indexer import DYNAMIC_COLUMN, IndexSpec, Store, parse_spec
+from scannery.indexer import (
+    DYNAMIC_COLUMN,
+    AllowedRows,
+    Analyser,
+    IndexSpec,
+    LexicalSpec,
+    Postings,
+    QueryText,
+    Store,
+    corpus_statistics,
+    parse_spec,
+    weighted_terms,
+)
 from scannery.indexer.datapoints.dynamic import dynamic_json
+from scannery.indexer.lexical.best_rows import best_rows
+from scannery.indexer.lexical.bm25 import invert, matching_terms, term_columns
 from scannery.pipelines import build
 from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.snapshot.filter_cache import FilterCache
@@ -512,12 +528,17 @@ CANDIDATES = {
 }
 
 
+def _passages() -> list[str]:
+    """Return the distinct texts of passages of podcasts."""
+    words = [text.split() for _, text in transcripts()]
+    starts = ((each, start) for each in words for start in range(0, len(each), PASSAGE_WORDS))
+    return [" ".join(each[start : start + PASSAGE_WORDS]) for each, start in starts]
+
+
 @contextmanager
 def passages_index(rows: int, folder: Path) -> Iterator[tuple[scannery.Index, list[str]]]:
     """Yield an index of passages of podcasts with their words, and its distinct texts; these repeat."""
-    words = [text.split() for _, text in transcripts()]
-    starts = ((each, start) for each in words for start in range(0, len(each), PASSAGE_WORDS))
-    texts = [" ".join(each[start : start + PASSAGE_WORDS]) for each, start in starts]
+    texts = _passages()
     spec = spec_for("bench", {}, lexical=True, source={"vector": "v", "text": "text"})
     columns = {"text": [texts[row % len(texts)] for row in range(rows)]}
     publish(Store.open(folder / "store", create=True), spec, random_vectors(rows, 8), folder, columns=columns)
@@ -587,6 +608,38 @@ def expansion(given: argparse.Namespace, folder: Path) -> None:
     print(table(["last word", "ms of the processor, median", "95 %", "ratio"], lines))
 
 
+def postings(given: argparse.Namespace, folder: Path) -> None:
+    texts, rng = _passages()[: given.rows or None], random.Random(0)
+    titles = pa.array([None] * len(texts), pa.string())
+    table_of_terms = pa.table(term_columns(pa.table({"title": titles, "text": texts}), LexicalSpec()))
+    started = CPU()
+    segment = Postings(invert(table_of_terms))
+    seconds, total = CPU() - started, int(segment.starts_T[-1])
+    size = sum(array.nbytes for array in segment.packed)
+    print(
+        f"{len(texts)} passages, {total} postings: {size / total:.2f} bytes each; {seconds:.2f} s to invert\n"
+    )
+    average, mask_N = segment.total_length / len(texts), np.random.default_rng(0).random(len(texts)) < 0.1
+    mask_N.setflags(write=False)
+    filters = {"none": None, "a tenth of the rows": AllowedRows(mask_N, None, len(texts))}
+    queries = [" ".join(rng.sample(rng.choice(texts).split(), 10)) for _ in range(given.queries)]
+    terms_of_queries = []
+    for query in queries:
+        [words] = weighted_terms(
+            [[QueryText(query, 1.0)]], Analyser(LexicalSpec()), partial(corpus_statistics, [segment])
+        )
+        terms_of_queries.append(matching_terms(segment, words.weights))
+    lines = []
+    for name, allowed in filters.items():
+        for limit in (K, 200, len(texts)):
+            ask = partial(best_rows, segment, average_length=average, limit=limit, allowed=allowed)
+            took = [
+                1e6 * min(timed(partial(ask, terms), CPU) for _ in range(5)) for terms in terms_of_queries
+            ]
+            lines.append([name, str(limit), f"{median(took):.0f}"])
+    print(table(["filter", "rows wanted", "µs of the processor, median"], lines))
+
+
 def _adjacent(text: str, rng: random.Random) -> list[str]:
     """Return two words of a text that follow each other among those without signs."""
     words = [word for word in text.split() if word.isascii() and word.isalpha()]
@@ -596,7 +649,7 @@ def _adjacent(text: str, rng: random.Random) -> list[str]:
 
 CASES = {
     "dynamic": dynamic, "operators": operators, "facets": facets, "scans": scans, "highlight": highlight,
-    "named": named, "phrases": phrases, "expansion": expansion,
+    "named": named, "phrases": phrases, "expansion": expansion, "postings": postings,
 }  # fmt: skip
 
 

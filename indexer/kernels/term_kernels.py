@@ -1,10 +1,9 @@
-"""Kernels for the sorted terms of a segment: which are looked up, which differ by few edits, which documents have them.
+"""Kernels for the sorted terms of a segment: which are looked up, and which differ by few edits.
 
 Terms are UTF-8, one after the other: term t is `bytes_B[starts_T[t]:starts_T[t + 1]]`. Their order is that of their
 bytes, which is that of their code points.
 
-Shapes: T terms and one more, B bytes of all terms, Q terms that are looked up and one more, L letters of a word;
-N rows, D documents, P postings.
+Shapes: T terms and one more, B bytes of all terms, Q terms that are looked up and one more, L letters of a word.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 from scannery.indexer.kernels.fused import compiled
 
-__all__ = ["MAX_LETTERS", "find_terms", "is_similar", "numbers_of", "similar_terms", "sum_by_document"]
+__all__ = ["MAX_LETTERS", "find_terms", "is_similar", "numbers_of", "similar_terms"]
 
 MAX_LETTERS = 64
 """Letters of the longest word that `similar_terms` takes."""
@@ -138,37 +137,7 @@ def _similar_terms(
     return count
 
 
-def _sum_by_document(
-    starts_T: np.ndarray,
-    rows_P: np.ndarray,
-    counts_P: np.ndarray,
-    documents_N: np.ndarray,
-    places_D: np.ndarray,
-    sum_starts_T: np.ndarray,
-    sum_documents_P: np.ndarray,
-    sums_P: np.ndarray,
-) -> int:
-    """Write the documents that have each term, in the order of their first rows, and how often. Returns their number.
-
-    `documents_N` has the document of each row; `places_D` must be all negative.
-    """
-    size = 0
-    for term in range(starts_T.shape[0] - 1):
-        first = size
-        for posting in range(starts_T[term], starts_T[term + 1]):
-            document = documents_N[rows_P[posting]]
-            if places_D[document] < first:
-                places_D[document] = size
-                sum_documents_P[size] = document
-                sums_P[size] = 0
-                size += 1
-            sums_P[places_D[document]] += counts_P[posting]
-        sum_starts_T[term + 1] = size
-    return size
-
-
 find_terms = compiled(_find_terms)
-sum_by_document = compiled(_sum_by_document)
 similar_terms = compiled(_similar_terms)
 
 

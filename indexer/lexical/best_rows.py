@@ -53,10 +53,10 @@ class DocumentScores:
 
     def rows_above(self, least: float, maximum: int) -> np.ndarray | None:
         """Return the rows of the documents with at least a score, int64; None: these are more than `maximum` rows."""
-        from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
+        from scannery.indexer.kernels import posting_kernels  # compiles on import: only where it is needed
 
         rows = np.empty(maximum, np.int64)
-        count = fused.rows_of_best_documents(
+        count = posting_kernels.rows_of_best_documents(
             self.scores_U, self.numbers_L, self.starts_L, self.rows_N, least, rows
         )
         return None if count < 0 else rows[:count]
@@ -131,10 +131,8 @@ class _Search:
         allowed: AllowedRows | None,
         documents: DocumentScores | None,
     ) -> None:
-        self._numbers_Q, self._starts_Q, self._rows_P, self._counts_P = joined_postings(
-            postings, terms.numbers
-        )
-        self._sizes_Q = self._starts_Q[self._numbers_Q + 1] - self._starts_Q[self._numbers_Q]
+        self._joined = joined_postings(postings, terms.numbers)
+        self._sizes_Q = self._joined.ends_Q - self._joined.starts_Q
         self._weights_Q, self._lengths_N = terms.weights_Q, postings.lengths_N
         self._norm = K1 * (1 - B), K1 * B / average_length
         self._allowed, self._documents = allowed, documents
@@ -208,11 +206,11 @@ class _Search:
 
         The scores are those of terms: of the row, or of the row and its document together.
         """
-        from scannery.indexer.kernels import fused
+        from scannery.indexer.kernels import posting_kernels
 
         kept = np.empty(len(rows), np.int64)
         documents = _NO_DOCUMENTS if self._documents is None else self._documents
-        count, least = fused.keep_best(
+        count, least = posting_kernels.keep_best(
             rows,
             scores_N,
             documents.of_rows_N,
@@ -226,12 +224,11 @@ class _Search:
 
     def scored(self, rows_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return those of some rows, ascending, that have any of the terms, and their scores by these, float64."""
-        from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
+        from scannery.indexer.kernels import posting_kernels  # compiles on import: only where it is needed
 
         scores_C = np.zeros(len(rows_C), np.float64)
-        fused.look_up_bm25(
-            self._starts_Q, self._rows_P, self._counts_P, self._lengths_N,
-            self._numbers_Q, self._weights_Q, *self._norm, rows_C, scores_C,
+        posting_kernels.look_up_bm25(
+            *self._joined, self._weights_Q, self._lengths_N, *self._norm, rows_C, scores_C,
         )  # fmt: skip
         has_term_C = scores_C > 0
         return rows_C[has_term_C], scores_C[has_term_C]
@@ -244,12 +241,12 @@ class _Search:
 
     def _add(self, chosen: np.ndarray | slice, scores_N: np.ndarray, rows_M: np.ndarray) -> int:
         """Add the scores of some terms, write the rows that had none to `rows_M`, and return their number."""
-        from scannery.indexer.kernels import fused
+        from scannery.indexer.kernels import posting_kernels
 
         return int(
-            fused.add_bm25(
-                self._starts_Q, self._rows_P, self._counts_P, self._lengths_N,
-                self._numbers_Q[chosen], self._weights_Q[chosen], *self._norm, scores_N, rows_M,
+            posting_kernels.add_bm25(
+                *self._joined[:2], *(each_Q[chosen] for each_Q in (*self._joined[2:], self._weights_Q)),
+                self._lengths_N, *self._norm, scores_N, rows_M,
             )
         )  # fmt: skip
 

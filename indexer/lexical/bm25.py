@@ -2,7 +2,8 @@
 
 In the Parquet file a row has two lists, `_terms` (distinct, sorted) and `_term_counts` (their occurrences in title and
 text). The empty term stands for additional terms (code_words.py): its count is how many do not make the row longer.
-Unpacking a segment inverts the lists into flat arrays that are memory-mapped: for each term the rows that have it. A
+Unpacking a segment inverts the lists into arrays that are memory-mapped: for each term the rows that have it, packed
+(packed_postings.py). A
 segment does not depend on other segments; queries sum the statistics of the corpus that BM25 needs.
 
 Shapes: N rows of the segment, T distinct terms, P postings (pairs of a term and a row).
@@ -26,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,6 +36,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.passages import searched_text
 from scannery.indexer.lexical.analyser import Analyser
+from scannery.indexer.lexical.packed_postings import PackedPostings, counts_in, packed_postings, unpacked
 from scannery.indexer.lexical.term_patterns import alternatives_of, patterns_among, prefix_of, similar_of
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.spec.spec import LexicalSpec
@@ -46,6 +48,7 @@ __all__ = [
     "B",
     "CorpusCounts",
     "CorpusStatistics",
+    "JoinedPostings",
     "KnownTerms",
     "MatchingTerms",
     "Postings",
@@ -69,6 +72,8 @@ COUNTS_COLUMN = "_term_counts"
 WORD_COLUMNS = (TERMS_COLUMN, COUNTS_COLUMN)
 
 BATCH_ROWS = 4096
+LOOKUP_POSTINGS = 32
+"""Postings whose rows are looked up in a mask in the time in which a row is looked up in a list."""
 
 KnownTerms: TypeAlias = dict[tuple[str | None, str | None], list[list[Any]]]
 """Terms and counts by title and searched text."""
@@ -76,13 +81,13 @@ KnownTerms: TypeAlias = dict[tuple[str | None, str | None], list[list[Any]]]
 _TERM_BYTES = "term_bytes.npy"
 _TERM_STARTS = "term_starts.npy"
 _STARTS = "posting_starts.npy"
-_ROWS = "posting_rows.npy"
-_COUNTS = "posting_counts.npy"
+_HEADS = "posting_heads.npy"
+_PACKED = "packed_postings.npy"
 _LENGTHS = "lengths.npy"
 _ADDITIONAL = ""
 """The term whose count is the number of terms of a row that are no part of its length."""
 
-_OF_DOCUMENTS = (_STARTS, _ROWS, _COUNTS, _LENGTHS)
+_OF_DOCUMENTS = (_STARTS, _HEADS, _PACKED, _LENGTHS)
 _ARRAYS = (_TERM_BYTES, _TERM_STARTS, *_OF_DOCUMENTS)
 
 
@@ -98,12 +103,10 @@ class Postings:
         """
         self.arrays = arrays
         """The arrays."""
-        self.rows_P = arrays[_ROWS]
-        """Row of each posting, int32, ascending within a term."""
-        self.counts_P = arrays[_COUNTS]
-        """Occurrences of the term in the row, int32."""
         self.starts_T = arrays[_STARTS]
         """First posting of each term, int64 (T + 1,)."""
+        self.packed: PackedPostings = arrays[_HEADS], arrays[_PACKED]
+        """The postings: rows, ascending within a term, and occurrences of the term in each."""
         self.lengths_N = arrays[_LENGTHS]
         """Number of terms in each row without additional ones, repetitions included, int32."""
         self._term_bytes = arrays[_TERM_BYTES]
@@ -156,38 +159,38 @@ class Postings:
             alive: the rows to count; None: all.
 
         """
-        from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
-
-        frequency = int((self.starts_T[numbers + 1] - self.starts_T[numbers]).sum())
         if alive is None:
-            return frequency
+            return int((self.starts_T[numbers + 1] - self.starts_T[numbers]).sum())
         bounds = zip(self.starts_T[numbers].tolist(), self.starts_T[numbers + 1].tolist(), strict=True)
-        # By the smaller set of rows, which is looked for among those of the term.
-        rows_R = alive.rows if alive.are_few else alive.excluded
-        counted = sum(fused.count_rows(self.rows_P[start:end], rows_R) for start, end in bounds)
-        return counted if alive.are_few else frequency - counted
+        return sum(self._live_between(start, end, alive) for start, end in bounds)
+
+    def _live_between(self, start: int, end: int, alive: AllowedRows) -> int:
+        """Return the number of live rows of a term, whose postings go from `start` to `end` - 1."""
+        from scannery.indexer.kernels import posting_kernels  # compiles on import: only where it is needed
+
+        if alive.are_few:
+            return int(posting_kernels.count_rows(self.packed, start, end, alive.rows))
+        if end - start < LOOKUP_POSTINGS * len(alive.excluded):
+            return int(posting_kernels.count_allowed(self.packed, start, end, alive.mask_N))
+        return end - start - int(posting_kernels.count_rows(self.packed, start, end, alive.excluded))
 
     def counts_in(self, rows_R: np.ndarray, terms: Sequence[str]) -> tuple[dict[str, int], int]:
         """Return how often some rows together have each term, and their length; the rows ascend."""
-        rows_R, counts = rows_R.astype(self.rows_P.dtype), dict.fromkeys(terms, 0)
+        counts = dict.fromkeys(terms, 0)
         for term, number in zip(terms, self.numbers_of(terms).tolist(), strict=True):
             if number >= 0:
-                start, end = self.starts_T[number : number + 2].tolist()
-                rows_P, counts_P = self.rows_P[start:end], self.counts_P[start:end]
-                positions_R = np.minimum(np.searchsorted(rows_P, rows_R), end - start - 1)
-                counts[term] = int(counts_P[positions_R][rows_P[positions_R] == rows_R].sum(dtype=np.int64))
+                bounds = self.starts_T[number : number + 2].tolist()
+                counts[term] = int(counts_in(self.packed, *bounds, rows_R).sum(dtype=np.int64))
         return counts, int(self.lengths_N[rows_R].sum(dtype=np.int64))
 
     def of_numbers(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows with any of some terms, ascending, and how often they have them, both int32 (P,)."""
-        runs = list(self._runs(numbers))
+        parts = [unpacked(self.packed, *bounds) for bounds in self._runs(numbers)]
         if len(numbers) == 1:
-            [(start, end)] = runs
-            return self.rows_P[start:end], self.counts_P[start:end]
-        rows_P = np.concatenate([self.rows_P[start:end] for start, end in runs])
+            return parts[0]
+        rows_P, counts_P = map(np.concatenate, zip(*parts, strict=True))
         order_P = np.argsort(rows_P, kind="stable")
-        rows_P = rows_P[order_P]
-        counts_P = np.concatenate([self.counts_P[start:end] for start, end in runs])[order_P]
+        rows_P, counts_P = rows_P[order_P], counts_P[order_P]
         is_first_P = np.append(True, rows_P[1:] != rows_P[:-1])
         return rows_P[is_first_P], np.add.reduceat(counts_P, np.flatnonzero(is_first_P), dtype=np.int32)
 
@@ -272,21 +275,20 @@ def of_documents(postings: Postings, numbers_N: np.ndarray) -> Postings:
         numbers_N: document of each row, int32, from 0 without gaps.
 
     """
-    from scannery.indexer.kernels import term_kernels  # compiles on import: only where it is needed
+    from scannery.indexer.kernels import posting_kernels  # compiles on import: only where it is needed
 
-    total = int(numbers_N.max(initial=-1)) + 1
+    total, postings_count = int(numbers_N.max(initial=-1)) + 1, int(postings.starts_T[-1])
     starts_T = np.zeros_like(postings.starts_T)
-    documents_P, counts_P = np.empty_like(postings.rows_P), np.empty_like(postings.counts_P)
-    size = term_kernels.sum_by_document(
-        postings.starts_T, postings.rows_P, postings.counts_P,
-        numbers_N, np.full(total, -1, np.int64), starts_T, documents_P, counts_P,
+    documents_P, counts_P = np.empty(postings_count, np.int32), np.empty(postings_count, np.int32)
+    size = posting_kernels.sum_by_document(
+        postings.packed, postings.starts_T, numbers_N, np.full(total, -1, np.int64),
+        starts_T, documents_P, counts_P,
     )  # fmt: skip
     lengths_L = np.bincount(numbers_N, weights=postings.lengths_N, minlength=total).astype(np.int32)
-    arrays = {
-        _ROWS: documents_P[:size].copy(), _COUNTS: counts_P[:size].copy(), _STARTS: starts_T, _LENGTHS: lengths_L,
-    }  # fmt: skip
-    for array in arrays.values():
+    for array in (starts_T, lengths_L):
         array.setflags(write=False)
+    heads_K3, blocks_B = packed_postings(documents_P[:size], counts_P[:size])
+    arrays = {_STARTS: starts_T, _HEADS: heads_K3, _PACKED: blocks_B, _LENGTHS: lengths_L}
     return Postings({**postings.arrays, **arrays})
 
 
@@ -321,10 +323,11 @@ def invert(table: pa.Table) -> dict[str, np.ndarray]:
         rows_P, weights=np.where(is_additional_P, -counts_P, counts_P), minlength=table.num_rows
     )
     data_T = [term.encode() for term in terms_T]
+    heads_K3, blocks_B = packed_postings(rows_P[order_P], counts_P[order_P])
     arrays = {
-        _ROWS: rows_P[order_P],
-        _COUNTS: counts_P[order_P],
         _STARTS: np.cumsum([0, *frequencies_T], dtype=np.int64),
+        _HEADS: heads_K3,
+        _PACKED: blocks_B,
         _LENGTHS: lengths_N.astype(np.int32),
         _TERM_BYTES: np.frombuffer(b"".join(data_T), np.uint8),
         _TERM_STARTS: np.cumsum([0, *map(len, data_T)], dtype=np.int64),
@@ -516,21 +519,36 @@ def matching_terms(postings: Postings, weights: Mapping[str, float]) -> Matching
     return MatchingTerms([numbers[position] for position in positions_Q.tolist()], weights_Q, positions_Q)
 
 
-def joined_postings(
-    postings: Postings, patterns: Sequence[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return postings with one list for each of some sets of terms, given by their numbers: a row is in it once.
+class JoinedPostings(NamedTuple):
+    """The lists of a query: a row is in each once."""
 
-    Returns:
-        number of each list, int64; first posting of each list, int64; rows and counts, int32 (P,).
+    postings: PackedPostings
+    """Those of a segment."""
+    merged: PackedPostings
+    """Lists of several terms; those of the segment where there are none."""
+    is_merged_Q: np.ndarray
+    """Whether each list is a merged one, bool."""
+    starts_Q: np.ndarray
+    """First posting of each list, int64."""
+    ends_Q: np.ndarray
+    """One past the last posting of each list, int64."""
 
-    """
-    if all(len(numbers) == 1 for numbers in patterns):  # the lists of the segment, which need no copy
-        numbers_Q = np.concatenate([*patterns, np.empty(0, np.int64)])
-        return numbers_Q, postings.starts_T, postings.rows_P, postings.counts_P
-    lists = [postings.of_numbers(numbers) for numbers in patterns]
-    starts_Q = np.cumsum([0, *(len(rows_P) for rows_P, _ in lists)], dtype=np.int64)
-    rows_P, counts_P = (np.concatenate(arrays) for arrays in zip(*lists, strict=True))
-    for array in (starts_Q, rows_P, counts_P):
-        array.setflags(write=False)  # like those of segments: kernels for others are compiled separately
-    return np.arange(len(lists)), starts_Q, rows_P, counts_P
+    def bounds(self) -> Iterator[tuple[PackedPostings, int, int]]:
+        """Yield for each list its postings, the first of them, and one past the last."""
+        parts = (each.tolist() for each in (self.is_merged_Q, self.starts_Q, self.ends_Q))
+        for is_merged, start, end in zip(*parts, strict=True):
+            yield self.merged if is_merged else self.postings, start, end
+
+
+def joined_postings(postings: Postings, patterns: Sequence[np.ndarray]) -> JoinedPostings:
+    """Return postings with one list for each of some sets of terms, given by their numbers."""
+    numbers_Q = np.concatenate([*(numbers[:1] for numbers in patterns), np.empty(0, np.int64)])
+    starts_Q, ends_Q = postings.starts_T[numbers_Q], postings.starts_T[numbers_Q + 1]
+    is_merged_Q = np.array([len(numbers) > 1 for numbers in patterns], bool)
+    merged = postings.packed
+    if is_merged_Q.any():
+        lists = [postings.of_numbers(numbers) for numbers in patterns if len(numbers) > 1]
+        bounds = np.cumsum([0, *(len(rows_P) for rows_P, _ in lists)], dtype=np.int64)
+        starts_Q[is_merged_Q], ends_Q[is_merged_Q] = bounds[:-1], bounds[1:]
+        merged = packed_postings(*map(np.concatenate, zip(*lists, strict=True)))
+    return JoinedPostings(postings.packed, merged, is_merged_Q, starts_Q, ends_Q)

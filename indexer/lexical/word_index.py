@@ -39,6 +39,7 @@ from scannery.indexer.lexical.bm25 import (
     of_documents,
 )
 from scannery.indexer.lexical.expansion import WeightedTerms
+from scannery.indexer.lexical.packed_postings import PackedPostings, counts_in
 from scannery.indexer.planning.allowed_rows import AllowedRows
 
 __all__ = [
@@ -182,12 +183,12 @@ class _Documents:
             words: of the query.
 
         """
-        from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
+        from scannery.indexer.kernels import posting_kernels  # compiles on import: only where it is needed
 
         scores_U = np.zeros(len(self.lengths_U), np.float64)
         base, slope = K1 * (1 - B), K1 * B / words.average_document_length
         for weight, found_M, counts_U in self._counted(terms, words):
-            fused.add_document_scores(
+            posting_kernels.add_document_scores(
                 found_M, len(found_M), self.lengths_U, weight, base, slope, counts_U, scores_U
             )
         return [
@@ -212,7 +213,7 @@ class _Documents:
 
         A document whose rows with the term are deleted has the count 0. The caller sets the counts back to 0.
         """
-        from scannery.indexer.kernels import fused
+        from scannery.indexer.kernels import posting_kernels
 
         counts_U, found_U = np.zeros(len(self.lengths_U), np.int32), np.empty(len(self.lengths_U), np.int32)
         parts = [
@@ -227,31 +228,30 @@ class _Documents:
             hits = 0
             for part, lists, row_lists in parts:
                 if position in lists:
-                    hits = fused.add_document_counts(
+                    hits = posting_kernels.add_document_counts(
                         *lists[position], part.numbers_L, counts_U, found_U, hits
                     )
                 elif part.live is not None and position in row_lists:
-                    hits = fused.add_row_counts(
+                    hits = posting_kernels.add_row_counts(
                         *row_lists[position], part.live, part.local.of_rows_N, part.numbers_L,
                         counts_U, found_U, hits,
                     )  # fmt: skip
             # After all were added: a document whose count is 0 again would be found twice.
             for part, _, row_lists in parts:
                 if len(part.deleted) and position in row_lists:
-                    fused.take_row_counts(
+                    posting_kernels.take_row_counts(
                         *row_lists[position], part.deleted, part.local.of_rows_N, part.numbers_L, counts_U
                     )
             yield weight, found_U[:hits], counts_U
 
 
-def _lists(postings: Postings, terms: MatchingTerms) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Return the rows, or documents, of some terms and the counts in them, by the position of the term in the query."""
-    numbers_Q, starts_Q, rows_P, counts_P = joined_postings(postings, terms.numbers)
-    bounds = zip(starts_Q[numbers_Q].tolist(), starts_Q[numbers_Q + 1].tolist(), strict=True)
-    return {
-        position: (rows_P[start:end], counts_P[start:end])
-        for position, (start, end) in zip(terms.positions_Q.tolist(), bounds, strict=True)
-    }
+def _lists(postings: Postings, terms: MatchingTerms) -> dict[int, tuple[PackedPostings, int, int]]:
+    """Return the rows, or documents, of some terms by the position of the term in the query.
+
+    They are postings, the first one of the term, and one past the last.
+    """
+    joined = joined_postings(postings, terms.numbers)
+    return dict(zip(terms.positions_Q.tolist(), joined.bounds(), strict=True))
 
 
 class WordMatches(NamedTuple):
@@ -346,10 +346,8 @@ class WordSearch:
             is_here_R = numbers_R == number
             postings, rows_H = self._segments[number].postings, rows_R[is_here_R]
             words_R[is_here_R] = postings.lengths_N[rows_H]
-            for position, (rows_P, _) in _lists(postings, self._terms[number]).items():
-                # A term of the segment has at least one row.
-                places_H = np.minimum(np.searchsorted(rows_P, rows_H), len(rows_P) - 1)
-                weights_R[is_here_R] += weights_Q[position] * (rows_P[places_H] == rows_H)
+            for position, (packed, start, end) in _lists(postings, self._terms[number]).items():
+                weights_R[is_here_R] += weights_Q[position] * (counts_in(packed, start, end, rows_H) > 0)
         return weights_R, words_R
 
 
@@ -365,10 +363,12 @@ def warm_up() -> None:
     alive = AllowedRows(alive_N, None, len(words))
     documents = DocumentWords(numbers, of_documents(postings, numbers.of_rows_N))
     index = WordIndex([SegmentWords(postings, documents, alive, None)])
-    index.counts(["word"])
+    index.counts(["word", "words"])  # by a look-up of the dead row, and by one of each row
     few = AllowedRows(np.array([0, 2]), None, len(words))
     of_few = WordIndex([SegmentWords(postings, documents, few, None)])
     of_few.search(WeightedTerms({"word": 1.0}, 1.0, average_document_length=1.0))
+    of_rows = WordIndex([SegmentWords(postings, None, None, None)])
+    of_rows.search(WeightedTerms({"word": 1.0}, 1.0)).matches(np.zeros(1, np.int64), np.zeros(1, np.int64))
     # The rare word decides, so that the rows of its document are looked up in the list of the other one.
     for weights in ({"word": 1.0, "words": 9.0}, {"word": 1.0, "word~2": 1.0}):
         search = index.search(WeightedTerms(weights, 1.0, average_document_length=1.0))

@@ -43,7 +43,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITING: set[int] = set()
 """Locked descriptors of drafts that this process writes."""
 # Version of the unpacked files: code that changes their layout uses another folder.
-_LAYOUT = "v6"
+_LAYOUT = "v7"
 
 
 def default_cache_folder() -> Path:

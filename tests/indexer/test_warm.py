@@ -10,7 +10,7 @@ import pytest
 
 from scannery.indexer import LexicalSpec, SegmentCache, Store, open_index
 from scannery.indexer.kernels import fused as kernels
-from scannery.indexer.kernels import leaf_kernels, row_kernels, term_kernels
+from scannery.indexer.kernels import leaf_kernels, posting_kernels, row_kernels, term_kernels
 from scannery.indexer.lexical.best_rows import score_rows
 from scannery.indexer.lexical.bm25 import Postings, invert, term_columns, write_postings
 from scannery.indexer.warm import warm_kernels
@@ -21,7 +21,8 @@ GOLDEN = Path(__file__).parent / "golden" / "v1" / "store"
 
 
 def compiled() -> dict[str, list[object]]:
-    found = {**vars(kernels), **vars(leaf_kernels), **vars(row_kernels), **vars(term_kernels)}
+    modules = kernels, leaf_kernels, posting_kernels, row_kernels, term_kernels
+    found = {name: each for module in modules for name, each in vars(module).items()}
     return {name: list(each.signatures) for name, each in found.items() if hasattr(each, "signatures")}
 
 
