@@ -1,4 +1,4 @@
-"""Kernels for postings of words: packed and read in blocks, searched, and scored by BM25 (lexical/packed_postings.py).
+"""Kernels for postings of words: packed and read in blocks, searched, and scored by BM25 (packed_postings.py).
 
 They read postings where they are packed: a posting costs a load and a shift for its row and for its count, and a fourth
 of the memory of two int32. Nothing is unpacked for a search: rows of a block stand at a fixed number of bits each, so
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from llvmlite import ir
@@ -20,7 +20,6 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from scannery.indexer.kernels.fused import compiled
-from scannery.indexer.lexical.packed_postings import PackedPostings
 
 __all__ = [
     "add_bm25",
@@ -40,6 +39,8 @@ __all__ = [
     "unpack",
 ]
 
+_Integer: TypeAlias = Any
+"""An integer of Python, or of numpy: both are int64 in a kernel."""
 _SHIFT, _LAST = 7, 127
 """Bits of the number of a posting in its block, of 128, and the last of these numbers."""
 _UNIT = 16
@@ -56,32 +57,32 @@ def _loaded(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()), align=1)
 
 
-word: Callable[[np.ndarray, int], Any] = intrinsic(_typed_word)  # type: ignore[assignment]
+load_word: Callable[[np.ndarray, int], Any] = intrinsic(_typed_word)  # type: ignore[assignment]
 """Return the eight bytes of an array of bytes from a position on, which need not be aligned, as uint64."""
 
 
 @partial(compiled, inlined=True)
-def _number_at(blocks_B: np.ndarray, bit: int, bits: int) -> int:
+def _number_at(blocks_B: np.ndarray, bit: int, bits: int) -> _Integer:
     """Return the number of so many bits, at most 57, that begins at a bit."""
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    return np.int64((word(blocks_B, bit >> 3) >> np.uint64(bit & 7)) & mask)
+    return np.int64((load_word(blocks_B, bit >> 3) >> np.uint64(bit & 7)) & mask)
 
 
 @partial(compiled, inlined=True)
-def _row_bits(heads_K3: np.ndarray, block: int) -> int:
+def _row_bits(heads_K3: np.ndarray, block: int) -> _Integer:
     """Return the bits of a row in a block."""
     size = np.int64(heads_K3[block + 1, 1]) - np.int64(heads_K3[block, 1])
     return size - np.int64(heads_K3[block, 2])
 
 
 @partial(compiled, inlined=True)
-def _first_bit(heads_K3: np.ndarray, block: int) -> int:
+def _first_bit(heads_K3: np.ndarray, block: int) -> _Integer:
     """Return the bit at which the rows of a block begin."""
     return np.int64(heads_K3[block, 1]) * (8 * _UNIT)
 
 
 @partial(compiled, inlined=True)
-def _from(heads_K3: np.ndarray, posting: int) -> tuple[int, int, int, int, int]:
+def _from(heads_K3: np.ndarray, posting: int) -> tuple[_Integer, _Integer, _Integer, _Integer, _Integer]:
     """Return how a block is read from a posting on: its least row, bits of rows and of counts, and the bit of each."""
     block, number = posting >> _SHIFT, posting & _LAST
     row_bits, count_bits = _row_bits(heads_K3, block), np.int64(heads_K3[block, 2])
@@ -91,21 +92,21 @@ def _from(heads_K3: np.ndarray, posting: int) -> tuple[int, int, int, int, int]:
 
 
 @partial(compiled, inlined=True)
-def _row_at(heads_K3: np.ndarray, blocks_B: np.ndarray, posting: int) -> int:
+def _row_at(heads_K3: np.ndarray, blocks_B: np.ndarray, posting: int) -> _Integer:
     """Return the row of a posting."""
     least, bits, _, bit, _ = _from(heads_K3, posting)
     return least + _number_at(blocks_B, bit, bits)
 
 
 @partial(compiled, inlined=True)
-def _count_at(heads_K3: np.ndarray, blocks_B: np.ndarray, posting: int) -> int:
+def _count_at(heads_K3: np.ndarray, blocks_B: np.ndarray, posting: int) -> _Integer:
     """Return the occurrences of the term of a posting in its row."""
     _, _, bits, _, bit = _from(heads_K3, posting)
     return _number_at(blocks_B, bit, bits) + 1
 
 
 @partial(compiled, inlined=True)
-def _first_row(heads_K3: np.ndarray, blocks_B: np.ndarray, block: int, end: int) -> int:
+def _first_row(heads_K3: np.ndarray, blocks_B: np.ndarray, block: int, end: int) -> _Integer:
     """Return the first row of a block that begins within a list, which ends before posting `end`."""
     # Where the list has the whole block, that is its least row.
     if (block + 1) << _SHIFT <= end:
@@ -114,7 +115,7 @@ def _first_row(heads_K3: np.ndarray, blocks_B: np.ndarray, block: int, end: int)
 
 
 @partial(compiled, inlined=True)
-def _bits_of(number: int) -> int:
+def _bits_of(number: _Integer) -> int:
     """Return the bits of a number; 0 below 1."""
     bits = 0
     while number >> bits > 0:
@@ -138,7 +139,7 @@ def _measure_blocks(rows_P: np.ndarray, counts_P: np.ndarray, heads_K3: np.ndarr
     return offset * _UNIT
 
 
-def _put(blocks_B: np.ndarray, bit: int, number: int) -> None:
+def _put(blocks_B: np.ndarray, bit: _Integer, number: _Integer) -> None:
     """Add the bits of a number to zeros from a bit on."""
     position, remaining = bit >> 3, number << (bit & 7)
     while remaining > 0:
@@ -165,7 +166,9 @@ def _pack(rows_P: np.ndarray, counts_P: np.ndarray, heads_K3: np.ndarray, blocks
             count_bit += count_bits
 
 
-def _unpack(postings: PackedPostings, start: int, end: int, rows_P: np.ndarray, counts_P: np.ndarray) -> None:
+def _unpack(
+    postings: tuple[np.ndarray, np.ndarray], start: int, end: int, rows_P: np.ndarray, counts_P: np.ndarray
+) -> None:
     """Write the rows and counts of the postings from `start` to `end` - 1, int32."""
     heads_K3, blocks_B = postings
     for block in range(start >> _SHIFT, (end + _LAST) >> _SHIFT):
@@ -179,8 +182,8 @@ def _unpack(postings: PackedPostings, start: int, end: int, rows_P: np.ndarray, 
 
 
 def _add_bm25(
-    postings: PackedPostings,
-    merged: PackedPostings,
+    postings: tuple[np.ndarray, np.ndarray],
+    merged: tuple[np.ndarray, np.ndarray],
     is_merged_Q: np.ndarray,
     starts_Q: np.ndarray,
     ends_Q: np.ndarray,
@@ -287,8 +290,8 @@ _next_common = compiled(_next_common, inlined=True)
 
 
 def _look_up_bm25(
-    postings: PackedPostings,
-    merged: PackedPostings,
+    postings: tuple[np.ndarray, np.ndarray],
+    merged: tuple[np.ndarray, np.ndarray],
     is_merged_Q: np.ndarray,
     starts_Q: np.ndarray,
     ends_Q: np.ndarray,
@@ -311,7 +314,7 @@ def _look_up_bm25(
 
 
 def _look_up_counts(
-    postings: PackedPostings, start: int, end: int, rows_R: np.ndarray, counts_R: np.ndarray
+    postings: tuple[np.ndarray, np.ndarray], start: int, end: int, rows_R: np.ndarray, counts_R: np.ndarray
 ) -> None:
     """Write the occurrences of a term in some rows, ascending and distinct, to `counts_R` (zeros)."""
     heads_K3, blocks_B = postings
@@ -321,7 +324,7 @@ def _look_up_counts(
         posting, position = _next_common(heads_K3, blocks_B, posting, end, rows_R, position + 1)
 
 
-def _count_allowed(postings: PackedPostings, start: int, end: int, mask_N: np.ndarray) -> int:
+def _count_allowed(postings: tuple[np.ndarray, np.ndarray], start: int, end: int, mask_N: np.ndarray) -> int:
     """Return how many rows of a mask a term is in."""
     heads_K3, blocks_B = postings
     hits = 0
@@ -334,7 +337,7 @@ def _count_allowed(postings: PackedPostings, start: int, end: int, mask_N: np.nd
     return hits
 
 
-def _count_rows(postings: PackedPostings, start: int, end: int, rows_R: np.ndarray) -> int:
+def _count_rows(postings: tuple[np.ndarray, np.ndarray], start: int, end: int, rows_R: np.ndarray) -> int:
     """Return how many of some rows, ascending, a term is in."""
     heads_K3, blocks_B = postings
     hits = 0
@@ -412,7 +415,7 @@ def _rows_of_best_documents(
 
 
 def _add_document_counts(
-    postings: PackedPostings,
+    postings: tuple[np.ndarray, np.ndarray],
     start: int,
     end: int,
     numbers_L: np.ndarray,
@@ -440,7 +443,7 @@ def _add_document_counts(
 
 
 def _take_row_counts(
-    postings: PackedPostings,
+    postings: tuple[np.ndarray, np.ndarray],
     start: int,
     end: int,
     taken_R: np.ndarray,
@@ -457,7 +460,7 @@ def _take_row_counts(
 
 
 def _add_row_counts(
-    postings: PackedPostings,
+    postings: tuple[np.ndarray, np.ndarray],
     start: int,
     end: int,
     rows_R: np.ndarray,
@@ -502,7 +505,7 @@ def _add_document_scores(
 
 
 def _sum_by_document(
-    postings: PackedPostings,
+    postings: tuple[np.ndarray, np.ndarray],
     starts_T: np.ndarray,
     documents_N: np.ndarray,
     positions_D: np.ndarray,

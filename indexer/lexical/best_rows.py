@@ -243,9 +243,10 @@ class _Search:
         """Add the scores of some terms, write the rows that had none to `rows_M`, and return their number."""
         from scannery.indexer.kernels import posting_kernels
 
+        postings, merged, is_merged_Q, starts_Q, ends_Q = self._joined
         return int(
             posting_kernels.add_bm25(
-                *self._joined[:2], *(each_Q[chosen] for each_Q in (*self._joined[2:], self._weights_Q)),
+                postings, merged, is_merged_Q[chosen], starts_Q[chosen], ends_Q[chosen], self._weights_Q[chosen],
                 self._lengths_N, *self._norm, scores_N, rows_M,
             )
         )  # fmt: skip

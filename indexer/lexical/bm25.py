@@ -3,7 +3,7 @@
 In the Parquet file a row has two lists, `_terms` (distinct, sorted) and `_term_counts` (their occurrences in title and
 text). The empty term stands for additional terms (code_words.py): its count is how many do not make the row longer.
 Unpacking a segment inverts the lists into arrays that are memory-mapped: for each term the rows that have it, packed
-(packed_postings.py). A
+(kernels/packed_postings.py). A
 segment does not depend on other segments; queries sum the statistics of the corpus that BM25 needs.
 
 Shapes: N rows of the segment, T distinct terms, P postings (pairs of a term and a row).
@@ -35,8 +35,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.passages import searched_text
+from scannery.indexer.kernels.packed_postings import PackedPostings, counts_in, packed_postings, unpacked
 from scannery.indexer.lexical.analyser import Analyser
-from scannery.indexer.lexical.packed_postings import PackedPostings, counts_in, packed_postings, unpacked
 from scannery.indexer.lexical.term_patterns import alternatives_of, patterns_among, prefix_of, similar_of
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.spec.spec import LexicalSpec
@@ -179,8 +179,8 @@ class Postings:
         counts = dict.fromkeys(terms, 0)
         for term, number in zip(terms, self.numbers_of(terms).tolist(), strict=True):
             if number >= 0:
-                bounds = self.starts_T[number : number + 2].tolist()
-                counts[term] = int(counts_in(self.packed, *bounds, rows_R).sum(dtype=np.int64))
+                start, end = self.starts_T[number : number + 2].tolist()
+                counts[term] = int(counts_in(self.packed, start, end, rows_R).sum(dtype=np.int64))
         return counts, int(self.lengths_N[rows_R].sum(dtype=np.int64))
 
     def of_numbers(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

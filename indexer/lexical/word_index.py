@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.hashes import in_order
+from scannery.indexer.kernels.packed_postings import PackedPostings, counts_in
 from scannery.indexer.lexical.best_rows import DocumentScores, best_rows
 from scannery.indexer.lexical.bm25 import (
     K1,
@@ -39,7 +40,6 @@ from scannery.indexer.lexical.bm25 import (
     of_documents,
 )
 from scannery.indexer.lexical.expansion import WeightedTerms
-from scannery.indexer.lexical.packed_postings import PackedPostings, counts_in
 from scannery.indexer.planning.allowed_rows import AllowedRows
 
 __all__ = [

@@ -25,7 +25,7 @@ CALLS = {
         for kind in ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64")
     ),
     *("np.isnan", "np.rint", "np.sqrt"),
-    *("copy_bytes", "prefetch", "row_factor", "score", "step_product", "swap"),  # intrinsics
+    *("copy_bytes", "load_word", "prefetch", "row_factor", "score", "step_product", "swap"),  # intrinsics
     *(
         "np.empty",
         "np.full",

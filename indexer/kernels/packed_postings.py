@@ -26,7 +26,7 @@ PackedPostings: TypeAlias = tuple[np.ndarray, np.ndarray]
 A plain tuple, since one with names makes each call of a kernel twice as long."""
 
 BLOCK_POSTINGS = 128
-"""Postings of a block; kernels/posting_kernels.py has it, too."""
+"""Postings of a block; posting_kernels.py has it, too."""
 _WORD_BYTES = 8
 """Bytes that a kernel loads at once, and so needs behind the last block."""
 

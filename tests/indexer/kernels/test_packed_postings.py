@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scannery.indexer.kernels import posting_kernels
-from scannery.indexer.lexical.packed_postings import PackedPostings, counts_in, packed_postings, unpacked
+from scannery.indexer.kernels.packed_postings import PackedPostings, counts_in, packed_postings, unpacked
 
 LAST_ROW = 2**31 - 1
 MANY = 2**31 - 1
