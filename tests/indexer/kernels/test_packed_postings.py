@@ -57,7 +57,9 @@ def test_what_is_unpacked_is_what_was_packed(lists: Lists) -> None:
 @given(lists=lists_of_terms, more=st.lists(rows, max_size=300, unique=True), data=st.data())
 @example(lists=[SPARSE, DENSE, SPARSE], more=[*range(0, 300, 3)], data=None)
 @example(lists=[DENSE, SPARSE, DENSE, {0: 1}], more=[], data=None)
-def test_rows_are_looked_up_as_in_plain_lists(lists: Lists, more: list[int], data: st.DataObject) -> None:
+def test_rows_are_looked_up_as_in_plain_lists(
+    lists: Lists, more: list[int], data: st.DataObject | None
+) -> None:
     postings, starts = packed(lists)
     for each, start, end in zip(lists, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         some = sorted(each)[::3] if data is None else data.draw(st.lists(st.sampled_from(sorted(each))))
