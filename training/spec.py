@@ -73,7 +73,8 @@ class CheckpointSpec(SpecModel):
     """When a training is saved, so that the same command goes on after it was killed."""
 
     every_s: Annotated[float, Field(ge=0)] = 60.0
-    """Seconds between two checkpoints."""
+    """Seconds between two checkpoints; the first of an attempt comes after an eighth of that, the next ones each after
+    twice the time."""
     keep: Annotated[int, Field(ge=1, le=100)] = 2
     """Number of checkpoints that are kept."""
 

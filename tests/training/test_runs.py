@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +44,15 @@ def run(
     places: list[Store],
     *,
     killed_at: int | None = None,
+    settings: RunSettings = SETTINGS,
+    step_s: float = 0.0,
     is_stopped: Callable[[], bool] = lambda: False,
     record: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
 ) -> RunStatistics:
     def loss_of(step: int) -> torch.Tensor:
         if step == killed_at:
             raise Killed
+        time.sleep(step_s)
         inputs = torch.from_numpy(np.random.default_rng(step).standard_normal((16, 4)).astype(np.float32))
         return (modules(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
 
@@ -55,7 +60,7 @@ def run(
     return run_steps(
         modules,
         loss_of,
-        SETTINGS,
+        settings,
         checkpoints,
         Replicas(),
         progress=lambda done, total: None,
@@ -91,6 +96,14 @@ def test_a_run_that_was_killed_at_any_step_ends_with_the_same_weights(
     assert digest(modules) == undisturbed
     assert 0 < statistics.resumed_at <= at
     assert all(len(keys(place)) <= 2 for place in places)
+
+
+def test_attempts_that_are_killed_before_the_time_of_a_checkpoint_get_on(places: list[Store]) -> None:
+    settings = replace(SETTINGS, steps=60, every_s=3.2)  # the first after 0.4 s
+    for killed_at in (20, 40):
+        with pytest.raises(Killed):
+            run(model(), places, killed_at=killed_at, settings=settings, step_s=0.05)
+    assert run(model(), places, settings=settings).resumed_at > 20
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_the_one_before_goes_on(

@@ -27,6 +27,9 @@ WARM_UP = 0.1
 """Share of the steps in which the learning rate rises; it falls to 0 in the others."""
 MOST_NORM = 1.0
 """Norm that gradients are cut to."""
+FIRST_SHARE = 1 / 8
+"""Share of the time between checkpoints after which the first one is saved. Each next one takes twice as long, up to
+that time: attempts that are killed soon get on nevertheless."""
 _ADAM = ("exp_avg", "exp_avg_sq")
 _CPU = TrainingDevice("cpu")
 
@@ -42,7 +45,7 @@ class RunSettings:
     seed: int
     """Seed of dropout."""
     every_s: float
-    """Seconds between two checkpoints."""
+    """Seconds between two checkpoints; fewer at first, by FIRST_SHARE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ def run_steps(
         device.finish()
         modules.train()
         saved_s, value = time.monotonic(), float("nan")
+        interval_s = FIRST_SHARE * settings.every_s
         for step in range(start, settings.steps):
             before_s = time.perf_counter()
             compiled_s = device.compilations().seconds
@@ -135,10 +139,10 @@ def run_steps(
             }
             record(step + 1, values)
             stopped = replicas.any(is_stopped())
-            is_due = time.monotonic() - saved_s >= settings.every_s and not checkpoints.is_writing
+            is_due = time.monotonic() - saved_s >= interval_s and not checkpoints.is_writing
             if replicas.leads and step + 1 < settings.steps and (stopped or is_due):
                 checkpoints.save(step + 1, seconds, dict(_state(modules, optimizer)))
-                saved_s = time.monotonic()
+                saved_s, interval_s = time.monotonic(), min(2 * interval_s, settings.every_s)
             if stopped:
                 raise StoppedError(
                     f"stopped after step {step + 1} of {settings.steps}; the same command goes on from there"
