@@ -9,9 +9,11 @@ empty manifest.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -270,14 +272,24 @@ def _make_folders(folder: Path, mode: int = 0o777) -> None:
 
 def _write_synced(file: BinaryIO, data: bytes | Path) -> None:
     if isinstance(data, Path):
-        # By the kernel: through this process it takes three times the processor time.
         with data.open("rb") as source:
-            while os.sendfile(file.fileno(), source.fileno(), None, _BLOCK):
-                pass
+            _copy(source, file)
     else:
         file.write(data)
     file.flush()
     os.fsync(file.fileno())
+
+
+def _copy(source: BinaryIO, target: BinaryIO) -> None:
+    """Copy a file that was not read yet."""
+    try:
+        # By the kernel: through this process it takes three times the processor time.
+        while os.sendfile(target.fileno(), source.fileno(), None, _BLOCK):
+            pass
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        shutil.copyfileobj(source, target, _BLOCK)  # pipes, and some file systems
 
 
 def sync_folder(folder: Path) -> None:
