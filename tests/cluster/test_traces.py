@@ -67,6 +67,9 @@ def test_processes_send_the_parts_of_one_trace(store: Path, monkeypatch: pytest.
             client.index(INDEX).search(QUERY, 3, timeout_s=60)
         wait_until(lambda: len(named(received, SEARCH)) == 1)
         wait_until(lambda: len(named(received, "scannery.segment")) == SHARDS)
+        wait_until(
+            lambda: len(named(received, CALL)) == 4
+        )  # of the root and of the leaf, each sends for itself
         [root] = named(received, SEARCH)
         assert (root.service, root.span.kind) == ("scannery-root", SERVER)
         calls = below(received, root, CALL)
