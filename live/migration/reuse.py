@@ -25,6 +25,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.datapoints.passages import texts_of_field
 from scannery.indexer.reader import open_manifest
+from scannery.live.log.records import encoder_digests
 from scannery.live.migration.conversion import Conversion, embedded_texts_of, unpacked
 from scannery.live.prepare import Encoders, IndexEncoder
 from scannery.live.row_tables import rows_of_documents, stored_schema
@@ -73,11 +74,11 @@ class Reuse:
         """Return a conversion of some documents that encodes only texts of which no vector is known."""
         if self._content is None and not self._keys:
             return conversion
-        vectors: dict[str, dict[str, np.ndarray]] = {}
+        digests = encoder_digests(conversion.target)
+        vectors: dict[str, dict[str, np.ndarray]] = {digest: {} for digest in digests.values()}
         for rows in self._tables(documents):
-            for name in conversion.remade:
-                digest = _digest(conversion.target.of_vectors(name))
-                vectors.setdefault(digest, {}).update(_vectors_in(rows, name, conversion))
+            for name in digests.keys() & {*conversion.remade}:
+                vectors[digests[name]].update(_vectors_in(rows, name, conversion))
         return replace(conversion, encoders=_KnownFirst(conversion.encoders, vectors))
 
     def _tables(self, documents: Sequence[str]) -> Iterator[pa.Table]:
@@ -120,10 +121,6 @@ def _vectors_in(rows: pa.Table, name: str, conversion: Conversion) -> Iterator[t
             yield text, vector_D
 
 
-def _digest(manifest: Manifest) -> str:
-    return str((manifest.encoder or {}).get("digest"))
-
-
 @dataclass(frozen=True)
 class _KnownFirst:
     """Encoders that know the vectors of some texts."""
@@ -135,7 +132,7 @@ class _KnownFirst:
     def encoder_of(self, manifest: Manifest, *, field: str) -> IndexEncoder:
         """As `Encoders.encoder_of`."""
         encoder = self.encoders.encoder_of(manifest, field=field)
-        return _IndexEncoder(encoder, self.vectors.get(_digest(manifest), {}))
+        return _IndexEncoder(encoder, self.vectors.get(encoder_digests(manifest).get("", ""), {}))
 
 
 @dataclass(frozen=True)
