@@ -1,6 +1,6 @@
 """What a learned order of hybrid hits is worth for queries that it was not fitted to, and what it costs.
 
-    python -m benchmarks.learned [--folder FOLDER] [--on speech,xquad-en,stackfaq,podcasts,cranfield]
+    python -m benchmarks.learned [--folder FOLDER] [--on speech,xquad-en,stackfaq,podcasts,cranfield] [--timed STORE]
 
 Of each judged collection with MiniLM some queries are drawn (three seeds), a ranker is fitted to them, and all other
 queries are asked: nDCG@10 of the default, and what is gained over it, with the 95 % interval of a paired bootstrap;
@@ -11,7 +11,8 @@ beside it the gain by a weight of dense search that is chosen on the same querie
 host read out, relevant is its episode. The others are those of `benchmarks.quality fusion`.
 
 Then the time of a search of *speech*, served, by one caller, with and without the ranker in turns, and the time until
-a promotion is served.
+a promotion is served. --timed: the same of the index `podcasts` in a store, as `benchmarks.migration` builds it; its
+questions are not judged, so the ranker counts all signals alike. Such a store alone: --on none.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 
 import scannery
 from benchmarks.collections import MORE_COLLECTIONS, Collection, podcast_speech
+from benchmarks.data import topics
 from benchmarks.harness import environment, folder_of, in_turns, options, served, shared_data, table
 from benchmarks.quality import PASSAGES, WHOLE, indexed, records_of
 from scannery.evaluation.measures import paired_bootstrap
@@ -52,16 +54,24 @@ ASKED = 300
 
 
 def main() -> None:
-    given = options(__doc__, on="speech,xquad-en,stackfaq,podcasts,cranfield", folder=Path)
+    given = options(__doc__, on="speech,xquad-en,stackfaq,podcasts,cranfield", folder=Path, timed=Path)
+    names = [] if given.on == "none" else given.on.split(",")
     print(environment("sentence-transformers", "scann", "scipy"))
     with folder_of(given.folder) as folder:
         rows: list[Sequence[object]] = []
-        for name in given.on.split(","):
+        for name in names:
             index, collection = opened(folder / name, name)
             rows += gains(collection, index)
-        print(table(("collection", "judged", "default", "ranker", "weight alone", "gate"), rows))
-        if "speech" in given.on.split(","):
-            print(table(("search, one caller", "p50, ms", "p90, ms"), times(folder / "speech" / "store")))
+        if rows:
+            print(table(("collection", "judged", "default", "ranker", "weight alone", "gate"), rows))
+        if "speech" in names:
+            index, collection = opened(folder / "speech", "speech")
+            judged = dict(itertools.islice(collection.queries.items(), 200))
+            samples = read_samples(index, judged, collection.judgements, passages=False)
+            texts = list(collection.queries.values())[:ASKED]
+            print(times(folder / "speech" / "store", "quality", texts, fitted_weights(samples)))
+    if given.timed is not None:
+        print(times(given.timed, "podcasts", topics(), np.ones(len(FEATURES))))
 
 
 def opened(folder: Path, name: str) -> tuple[scannery.Index, Collection]:
@@ -143,27 +153,22 @@ def may_pass(samples: Sequence[Sample], current_Q: np.ndarray, chosen: np.ndarra
     return not reasons_against(difference_of(current_Q[chosen], validated.gains_Q), {}, earlier=0)
 
 
-def times(store: Path) -> list[Sequence[object]]:
+def times(store: Path, name: str, texts: Sequence[str], weights_F: np.ndarray) -> str:
     """Return the times of searches with and without a ranker, which takes their place while they are served."""
     opened = Store.open(store)
-    collection = podcast_speech()
-    texts = list(collection.queries.values())
     with served(store) as (_, address, _), scannery.connect(address, timeout_s=60) as client:
-        index = client.index("quality")
-        samples = read_samples(index, dict(itertools.islice(collection.queries.items(), 200)), collection.judgements,
-                               passages=False)  # fmt: skip
-        weights_F = fitted_weights(samples)
+        index = client.index(name)
 
         def published(ranker: Ranker | None) -> float:
             started = time.perf_counter()
             version = promote_index(
-                opened, "quality", lambda parent: parent.model_copy(update={"ranker": ranker})
+                opened, name, lambda parent: parent.model_copy(update={"ranker": ranker})
             ).version
             while index.search("radio", 1, fields=[]).version < version:
                 time.sleep(0.01)
             return time.perf_counter() - started
 
-        fusion = read_manifest(opened, "quality").fusion
+        fusion = read_manifest(opened, name).fusion
         assert fusion is not None
         assert fusion.scales is not None
         ranker = Ranker(
@@ -173,12 +178,12 @@ def times(store: Path) -> list[Sequence[object]]:
         taken: dict[str, list[float]] = {"default": [], "ranker": []}
         visible: list[float] = []
 
-        def ask(name: str) -> None:
-            visible.append(published(ranker if name == "ranker" else None))
-            for text in texts[:ASKED]:
+        def ask(way: str) -> None:
+            visible.append(published(ranker if way == "ranker" else None))
+            for text in itertools.islice(itertools.cycle(texts), ASKED):
                 started = time.perf_counter()
                 index.search(text, 10, fields=[], max_per_group=1)
-                taken[name].append((time.perf_counter() - started) * 1e3)
+                taken[way].append((time.perf_counter() - started) * 1e3)
 
         ways: dict[str, Callable[[], Any]] = {
             "default": lambda: ask("default"),
@@ -187,9 +192,10 @@ def times(store: Path) -> list[Sequence[object]]:
         in_turns(ways, 3)
         published(None)
     rows: list[Sequence[object]] = [
-        (name, f"{median(values):.2f}", f"{np.quantile(values, 0.9):.2f}") for name, values in taken.items()
+        (way, f"{median(values):.2f}", f"{np.quantile(values, 0.9):.2f}") for way, values in taken.items()
     ]
-    return [*rows, ("promotion until it is served, s", f"{median(visible):.2f}", f"{max(visible):.2f}")]
+    rows.append(("promotion until it is served, s", f"{median(visible):.2f}", f"{max(visible):.2f}"))
+    return table(("search, one caller", "p50, ms", "p90, ms"), rows)
 
 
 if __name__ == "__main__":

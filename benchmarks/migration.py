@@ -1,13 +1,13 @@
 """What a change of the encoder of a served index costs its callers: real podcasts under readers, a writer, and kills.
 
-    python -m benchmarks.migration [--episodes 60] [--readers 8] [--kills 20] [--rate 50] [--dimensions 256]
-                                   [--model MODEL] [--tokens 200] [--folder FOLDER]
+    python -m benchmarks.migration [--episodes 60] [--readers 8] [--pause 0.02] [--kills 20] [--rate 50]
+                                   [--dimensions 256] [--model MODEL] [--tokens 200] [--folder FOLDER]
 
 Episodes of seven shows are cut into passages of 128 tokens and encoded by MiniLM. A server answers readers by text in
 all modes while a writer replaces, adds and deletes short documents. The command `scannery index migrate` is killed
 after a random time, again and again, and then runs to its end; then `--undo`, and again forward. At the end index and
 mirror are compared with what was acknowledged. --model is the other encoder, or its options as JSON; the default is
-MiniLM at fewer dimensions (0: all).
+MiniLM at fewer dimensions (0: all). --pause: seconds of a reader between two searches. --episodes 0: all of them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ NOTES = 300
 class Traffic:
     """Readers and a writer of one server."""
 
-    def __init__(self, address: str, readers: int, rate: int) -> None:
+    def __init__(self, address: str, readers: int, pause_s: float, rate: int) -> None:
         self.failures: list[str] = []
         self.searches: list[tuple[float, float]] = []
         """When each began, and the seconds that it took."""
         self.writes: list[tuple[float, float]] = []
         self.notes: dict[str, str | None] = {}
         """Text of each note as acknowledged; None: it was deleted."""
-        self._address, self._rate, self._ended = address, rate, threading.Event()
+        self._address, self._pause_s, self._rate, self._ended = address, pause_s, rate, threading.Event()
         self._threads = [threading.Thread(target=self._read, args=(seed,)) for seed in range(readers)]
         self._threads.append(threading.Thread(target=self._write))
 
@@ -68,7 +68,7 @@ class Traffic:
         chosen, questions = random.Random(seed), topics()
         with scannery.connect(self._address) as client:
             index = client.index(INDEX)
-            while not self._ended.wait(0.02):
+            while not self._ended.wait(self._pause_s):
                 began_s = time.monotonic()
                 try:
                     mode = chosen.choice(MODES)
@@ -141,6 +141,7 @@ def main() -> None:
         __doc__,
         episodes=60,
         readers=8,
+        pause=0.02,
         kills=20,
         rate=50,
         dimensions=256,
@@ -174,7 +175,7 @@ def report(folder: Path, arguments: Namespace) -> None:
     changes = ("--encoder", json.dumps(encoder), "--chunk", str(arguments.tokens))
     steps: list[tuple[str, int, float, float, str]] = []
     with served(store, "--http", "127.0.0.1:0") as (_, address, _):
-        traffic = Traffic(address, arguments.readers, arguments.rate)
+        traffic = Traffic(address, arguments.readers, arguments.pause, arguments.rate)
         with traffic.running():
             time.sleep(10)
             steps.append(("before", 0, time.monotonic() - 10, time.monotonic(), ""))
