@@ -16,7 +16,7 @@ import pytest
 import scannery
 from scannery.indexer import Store, read_manifest
 from tests.cluster.servers import started_cluster
-from tests.data import ROOT, repeated
+from tests.data import LONG_SHARE, ROOT, repeated
 from tests.live.log.postgres_server import PostgresServer
 from tests.live.migration.traffic import INDEX, Traffic, text_of
 from tests.served import MINILM, serving
@@ -62,8 +62,14 @@ def served(kind: str, store: Path, log: str) -> Iterator[str]:
             yield server.address
 
 
+# A server alone is killed beside a migration by test_migrating.py, too.
+ALONE = pytest.param(
+    "server", marks=pytest.mark.skipif(LONG_SHARE < 1, reason="two minutes: SCANNERY_LONG_SHARE=1")
+)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["server", "cluster", "postgres"])
+@pytest.mark.parametrize("kind", [ALONE, "cluster", "postgres"])
 def test_a_migration_that_is_killed_loses_nothing(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
