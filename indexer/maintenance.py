@@ -12,7 +12,7 @@ import numpy as np
 
 from scannery.indexer.errors import CorruptError, IndexerError, InUseError
 from scannery.indexer.local.files import scratch_folder
-from scannery.indexer.manifest import Manifest
+from scannery.indexer.manifest import Manifest, marked_builds
 from scannery.indexer.planning.planner import SegmentHits
 from scannery.indexer.reader import OpenIndex, live_rows_of
 from scannery.indexer.segment.cache import SegmentCache
@@ -239,7 +239,8 @@ def rollback(
     position = newest.log_sequence
     if log_after is not None and log_after <= old.log_sequence and lost_since(store, old):
         position = old.log_sequence
-    statistics = old.statistics | {"mode": "rollback", "content_of": version}
+    builds = marked_builds(old.builds, current + 1)
+    statistics = old.statistics | {"mode": "rollback", "content_of": version, "builds": builds}
     update: dict[str, Any] = {
         "parent": current,
         "log_sequence": position,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -42,6 +42,7 @@ __all__ = [
     "VectorsInfo",
     "documents_in",
     "logistic",
+    "marked_builds",
     "stored_vectors",
     "vectors_key",
 ]
@@ -55,6 +56,9 @@ FORMAT_VERSION = 1
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 _Sequence = Annotated[int, Field(ge=0, lt=1 << 63)]
 _MAX_DIMENSIONS = 1 << 20
+
+_MARK = "version-"
+"""Beginning of what is among the names of builds and is none."""
 
 _SEAL = b',\n  "sha256": "'
 """Last key of a manifest: the SHA-256 of all bytes before it. Manifests of the first releases have none."""
@@ -221,6 +225,15 @@ class SegmentEntry(_Record):
             *deleted,
             *(f"{name}:{named_entry.key}" for name, named_entry in self.named.items()),
         )
+
+
+def marked_builds(builds: Iterable[str], version: int) -> list[str]:
+    """Return names of builds with the mark of a version that live updates alone do not make of the one before.
+
+    A repeated build has the name of the first one, a replacement has none, and a rollback has that of an earlier
+    version: without the mark, who follows an index would not see that its rows are others.
+    """
+    return [*(build for build in builds if not build.startswith(_MARK)), f"{_MARK}{version}"]
 
 
 def documents_in(entries: Sequence[SegmentEntry]) -> int | None:
@@ -723,7 +736,7 @@ class Manifest(_Record):
 
     @property
     def builds(self) -> tuple[str, ...]:
-        """Names of the builds that its documents come from; those that are known."""
+        """Names of the builds that its documents come from, those that are known, and the mark of `marked_builds`."""
         builds = self.statistics.get("builds") or [self.statistics.get("build_id")]
         return tuple(build for build in builds if build)
 

@@ -40,6 +40,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.indexer.local.files import scratch_folder
+from scannery.indexer.manifest import marked_builds
 from scannery.indexer.versions.leases import WorkLease, keeps_log, working
 from scannery.indexer.versions.versions import hold_current, no_such_index
 from scannery.live.log.homes import checked_log, log_home
@@ -204,7 +205,7 @@ class Replacement:
                 "log_sequence": position,
                 "log_floor": position,
                 "recall": expected_recall(entries, parent.spec.target_recall),
-                "statistics": {"mode": "replace"},
+                "statistics": {"mode": "replace", "builds": marked_builds((), parent.version + 1)},
             }
         )
 

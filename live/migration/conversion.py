@@ -71,8 +71,15 @@ def whole_changes(spec: IndexSpec, changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def changed_spec(spec: IndexSpec, changes: Mapping[str, Any], index: str) -> IndexSpec:
-    """Return a spec with other values of some keys, for an index of another name; InvalidSpecError if one is wrong."""
-    return parse_spec({**spec.model_dump(mode="json"), **changes, "index": index})
+    """Return a spec with other values of some keys, for an index of another name; InvalidSpecError if one is wrong.
+
+    Of `source`, only what `whole_changes` changes is taken: builds may have changed the other keys since.
+    """
+    data = spec.model_dump(mode="json")
+    if "source" in changes:
+        source = {key: changes["source"].get(key) for key in ("chunk", "vector")}
+        changes = {**changes, "source": {**data["source"], **source}}
+    return parse_spec({**data, **changes, "index": index})
 
 
 def former_values(spec: IndexSpec, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,6 +109,12 @@ class Conversion:
             if info.encoder is not None
             and (name not in before or _digest(before[name].encoder) != _digest(info.encoder))
         )
+
+    @cached_property
+    def encoded(self) -> frozenset[str]:
+        """Names of the vectors that texts are encoded for: of texts that are cut anew, all that have an encoder."""
+        with_encoder = (name for name, info in self.target.vectors.items() if info.encoder is not None)
+        return frozenset(with_encoder if self.cuts else self.remade)
 
     @property
     def cuts(self) -> bool:

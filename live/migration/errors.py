@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scannery.runtime.errors import DEFECT, ServingError
 
-__all__ = ["MigrationError", "MirrorBrokenError", "UnencodableError", "not_exchanged"]
+__all__ = ["MigrationError", "MirrorBrokenError", "MirrorRenewedError", "UnencodableError", "not_exchanged"]
 
 
 class MigrationError(ServingError, code="FAILED_PRECONDITION"):
@@ -13,6 +13,10 @@ class MigrationError(ServingError, code="FAILED_PRECONDITION"):
 
 class MirrorBrokenError(MigrationError):
     """The mirrored index has changed otherwise than by live updates: its mirror must begin again (`renew_mirror`)."""
+
+
+class MirrorRenewedError(MigrationError):
+    """Another process has had the mirror begin again from a later version, where results of units may be of use."""
 
 
 class UnencodableError(MigrationError, exit_code=DEFECT):

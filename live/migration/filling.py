@@ -31,9 +31,9 @@ from scannery.live.log.records import encoder_digests
 from scannery.live.maintenance.mirror_leases import keep_source
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.migration.conversion import Conversion, packed, unpacked
-from scannery.live.migration.errors import MigrationError, MirrorBrokenError
+from scannery.live.migration.errors import MigrationError, MirrorBrokenError, MirrorRenewedError
 from scannery.live.migration.mapping import SAMPLE_ROWS, publish_maps
-from scannery.live.migration.mirrors import check_there
+from scannery.live.migration.mirrors import check_there, results_folder
 from scannery.live.migration.reuse import Reuse
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema, whole_rows
@@ -107,15 +107,14 @@ def convert_base(
     schema = stored_schema(base.manifest)
     existing, units = _results(store, mirror), [*_units(base, mirror)]
     reuse = Reuse(store, mirror, existing - {unit.key for unit in units}, cache=cache)
-    sample: list[_Unit] | None = None if mirror.vector_maps else []
+    sample: list[_Unit] | None = None if _has_maps(mirror, base.manifest) else []
     done = encoded = 0
     for number, unit in enumerate(units):
         if unit.key not in existing and number % part[1] == part[0]:
             stored = unit.rows(schema)
             documents = stored.column("document_id").unique().to_pylist()
             rows = reuse.conversion(conversion, documents).rows(stored)
-            check_there(store, mirror)
-            store.write(unit.key, packed(rows))
+            _write_result(store, mirror, unit.key, rows)
             existing.add(unit.key)
             encoded += unit.size
             keep_source(store, mirror.index, base.manifest, after=base.manifest.log_sequence)
@@ -128,6 +127,28 @@ def convert_base(
                     _publish_maps(store, conversion, sample)
                     sample = None
     return Filled(done=done, total=base.manifest.rows, encoded=encoded)
+
+
+def _write_result(store: Store, mirror: Manifest, key: str, rows: pa.Table) -> None:
+    """Store the result of a unit, unless the mirror has no use for it any more; raises as `check_there`."""
+    store.write(key, packed(rows))
+    try:
+        # Afterwards: who fills or removes the mirror at this moment removes the result, too.
+        check_there(store, mirror)
+    except MirrorRenewedError:
+        raise
+    except (MigrationError, NotFoundError):
+        store.delete(key)
+        raise
+
+
+def _has_maps(mirror: Manifest, source: Manifest) -> bool:
+    """Return whether a mirror has maps between its vectors and those of a version: a build may have other ones."""
+    vectors = source.vectors
+    return any(
+        each.vectors in vectors and each.is_onto(each.vectors, vectors[each.vectors])
+        for each in mirror.vector_maps
+    )
 
 
 def _publish_maps(store: Store, conversion: Conversion, sample: Sequence[_Unit]) -> None:
@@ -149,7 +170,7 @@ def converted(store: Store, mirror: Manifest) -> Filled:
 
 def _results(store: Store, mirror: Manifest) -> set[str]:
     """Return the keys of the results of units."""
-    return {item.key for item in store.list(_folder(mirror))}
+    return {item.key for item in store.list(results_folder(mirror))}
 
 
 def fill(
@@ -190,7 +211,12 @@ def fill(
 
     with Replacement(store, mirror.index, log_root=log_root, cache=cache) as replacement:
         for unit in _units(base, mirror):
-            replacement.add(unpacked(store.read(unit.key)))
+            try:
+                result = store.read(unit.key)
+            except NotFoundError:
+                check_there(store, mirror)
+                raise
+            replacement.add(unpacked(result))
         manifest = replacement.publish(change=at_base)
     for key in _results(store, mirror):
         store.delete(key)
@@ -216,7 +242,7 @@ def _units(base: OpenIndex, mirror: Manifest) -> Iterator[_Unit]:
         identity = [keys, encoder_digests(mirror), mirror.spec.model_dump(mode="json"), UNIT_ROWS, "hashes"]
         name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
         for number, rows_of_parts in enumerate(_by_documents(parts, UNIT_ROWS)):
-            yield _Unit(f"{_folder(mirror)}/{name}-{number}.arrow", rows_of_parts)
+            yield _Unit(f"{results_folder(mirror)}/{name}-{number}.arrow", rows_of_parts)
 
 
 def random_rows(base: OpenIndex, count: int) -> Iterator[pa.Table]:
@@ -263,7 +289,3 @@ def _by_documents(parts: _Parts, count: int) -> Iterator[_Parts]:
             if (of_part_N[unit_U] == number).any()
         ]
         start = end
-
-
-def _folder(mirror: Manifest) -> str:
-    return f"{mirror.index}/stage/mirror"

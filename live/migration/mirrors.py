@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from scannery.indexer import (
+    AlreadyExistsError,
     IndexSpec,
     Manifest,
     NotFoundError,
@@ -17,14 +18,17 @@ from scannery.indexer import (
     latest_version,
     read_manifest,
 )
+from scannery.indexer.errors import ReplacedError
 from scannery.indexer.manifest import Mirror
+from scannery.indexer.versions.creation import new_manifest
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import hold_current, no_such_index
 from scannery.live.log.location import LogRoot
+from scannery.live.log.records import encoder_digests
 from scannery.live.maintenance.mirror_leases import keep_source, release_source
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration.conversion import changed_spec, whole_changes
-from scannery.live.migration.errors import MigrationError, MirrorBrokenError
+from scannery.live.migration.errors import MigrationError, MirrorBrokenError, MirrorRenewedError
 from scannery.runtime.mirror_names import mirror_name
 
 __all__ = [
@@ -37,10 +41,15 @@ __all__ = [
     "mirrored_spec",
     "planned_spec",
     "renew_mirror",
+    "results_folder",
 ]
 
 VectorsOfSpec: TypeAlias = Callable[[IndexSpec], Mapping[str, VectorsInfo]]
 """Returns what is known of the vectors of each name of a spec: their dimensions, and their encoder."""
+
+
+ATTEMPTS = 10
+"""Attempts to have a mirror begin again, if other processes commit versions of it or of its index meanwhile."""
 
 
 def mirror_of(store: Store, index: str) -> Manifest:
@@ -54,11 +63,12 @@ def mirror_of(store: Store, index: str) -> Manifest:
 
 
 def check_there(store: Store, mirror: Manifest) -> None:
-    """Check that a mirror has the same base still.
+    """Check that a mirror is still filled from the same base: nothing would remove what is now written for it.
 
     Raises:
-        NotFoundError: it was abandoned: nothing would remove what is now written for it.
-        MigrationError: it has begun again from a later version.
+        NotFoundError: it was abandoned.
+        MirrorRenewedError: it has begun again from a later version.
+        MigrationError: it is filled.
 
     """
     name = mirror.index
@@ -68,10 +78,12 @@ def check_there(store: Store, mirror: Manifest) -> None:
             f"another process has abandoned the migration with mirror {name!r}", field="index"
         )
     if now.mirror is None or mirror.mirror is None or now.mirror.base != mirror.mirror.base:
-        raise MigrationError(
+        raise MirrorRenewedError(
             f"another process has begun mirror {name!r} again from a later version: run this again",
             field="index",
         )
+    if now.mirror.filled != mirror.mirror.filled:
+        raise MigrationError(f"another process has filled index {name!r}: run this again", field="index")
 
 
 def begin_mirror(
@@ -121,7 +133,8 @@ def renew_mirror(
 ) -> bool:
     """Have the mirror of an index begin again from its newest version; return whether it had not begun from that.
 
-    It keeps its content until it is filled: vectors of texts that have not changed are taken from there.
+    It keeps its content until it is filled: vectors of texts that have not changed are taken from there. Where a build
+    has changed the spec so that this does not fit it, the mirror is empty until then, and all texts are encoded.
 
     Args:
         store: of both.
@@ -137,11 +150,22 @@ def renew_mirror(
         InvalidSpecError: the spec of the index was changed so that the mirror's cannot become it.
 
     """
-    for name in (index, mirror_of(store, index).index):
-        seal(store, name, log_root=log_root)
-    mirror = mirror_of(store, index)
+    for _ in range(ATTEMPTS):
+        for name in (index, mirror_of(store, index).index):
+            seal(store, name, log_root=log_root)
+        renewed = _renewed(store, mirror_of(store, index), vectors_of)
+        if renewed is not None:
+            return renewed
+    raise AlreadyExistsError(
+        f"index {index!r} or its mirror got new versions in each of {ATTEMPTS} attempts; run this again"
+    )
+
+
+def _renewed(store: Store, mirror: Manifest, vectors_of: VectorsOfSpec) -> bool | None:
+    """Do as `renew_mirror`, once; None: another process has committed a version meanwhile."""
     followed = mirror.mirror
     assert followed is not None
+    index = followed.index
     with working(store, index) as lease:
         source = hold_current(store, index, lease)
         if source is None:
@@ -150,8 +174,10 @@ def renew_mirror(
             check_followed(source, mirror)
         if source.version == followed.base and not followed.filled:
             return False
+        if source.log_sequence < mirror.log_sequence:
+            # A build has just landed that began before: the log of the mirror may lack what follows it.
+            return None
         keep_source(store, mirror.index, source, after=source.log_sequence)
-    mirror = follow_spec(store, source, mirror, vectors_of)
     again = followed.model_copy(
         update={
             "base": source.version,
@@ -160,8 +186,54 @@ def renew_mirror(
             "filled": False,
         }
     )
-    commit(store, mirror.model_copy(update={"parent": mirror.version, "mirror": again}))
+    spec = mirrored_spec(source, mirror)
+    empty = new_manifest(store, spec, vectors=vectors_of(spec), mirror=again)
+    try:
+        if _can_keep_rows(mirror, empty):
+            mirror = follow_spec(store, source, mirror, vectors_of)
+            commit(store, mirror.model_copy(update={"parent": mirror.version, "mirror": again}))
+        else:
+            _begin_empty(store, mirror, empty)
+    except ReplacedError:
+        raise
+    except AlreadyExistsError:
+        return None
     return True
+
+
+def _can_keep_rows(mirror: Manifest, empty: Manifest) -> bool:
+    """Return whether rows of a mirror fit what it will be, and tell there the texts that their vectors were made of.
+
+    Args:
+        mirror: manifest of the mirror.
+        empty: of the mirror without rows, by a spec in which a build may have changed anything.
+
+    """
+    before, after = mirror.spec, empty.spec
+    spaces = [
+        {name: (info.dimensions, encoder_digests(side).get(name)) for name, info in side.vectors.items()}
+        for side in (mirror, empty)
+    ]
+    return (
+        before.source.chunk == after.source.chunk
+        and all(after.attributes.get(name, kind) == kind for name, kind in before.attributes.items())
+        and spaces[0].items() <= spaces[1].items()
+        and all(after.text_field(name) == before.text_field(name) for name in before.named_vectors)
+    )
+
+
+def _begin_empty(store: Store, mirror: Manifest, manifest: Manifest) -> None:
+    """Publish a mirror without rows and results of units: the next ones are of another spec; raises as `commit`."""
+    for item in store.list(results_folder(mirror)):
+        store.delete(item.key)
+    stays = ("index_id", "log_sequence", "log_floor", "switches", "statistics")
+    update = {name: getattr(mirror, name) for name in stays}
+    commit(store, manifest.model_copy(update={"parent": mirror.version, **update}))
+
+
+def results_folder(mirror: Manifest) -> str:
+    """Return the folder of the results of units in a store."""
+    return f"{mirror.index}/stage/mirror"
 
 
 def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of: VectorsOfSpec) -> Manifest:

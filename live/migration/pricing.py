@@ -135,9 +135,5 @@ def _check_not_migrated(store: Store, index: str) -> None:
 
 def _encoded(conversion: Conversion, rows: pa.Table) -> int:
     """Return how many vectors of converted rows were encoded."""
-    vectors = conversion.target.vectors
-    names = {*conversion.remade} | {
-        name for name in vectors if conversion.cuts and vectors[name].encoder is not None
-    }
-    columns = [rows.column(vector_column(name)) for name in names]
+    columns = [rows.column(vector_column(name)) for name in conversion.encoded]
     return sum(len(column) - column.null_count for column in columns)

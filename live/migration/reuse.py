@@ -77,7 +77,7 @@ class Reuse:
         digests = encoder_digests(conversion.target)
         vectors: dict[str, dict[str, np.ndarray]] = {digest: {} for digest in digests.values()}
         for rows in self._tables(documents):
-            for name in digests.keys() & {*conversion.remade}:
+            for name in digests.keys() & conversion.encoded:
                 vectors[digests[name]].update(_vectors_in(rows, name, conversion))
         return replace(conversion, encoders=_KnownFirst(conversion.encoders, vectors))
 

@@ -31,7 +31,7 @@ from scannery.live.maintenance.mirror_leases import keep_source
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration.conversion import changed_spec, former_values
 from scannery.live.migration.following import Follower
-from scannery.live.migration.mirrors import mirror_of, mirrored_spec
+from scannery.live.migration.mirrors import check_followed, mirror_of, mirrored_spec
 from scannery.runtime.mirror_names import mirror_name
 
 __all__ = ["settle", "switch"]
@@ -98,6 +98,7 @@ def _switched(
         sealed.result()
     former, new = hold_current(store, index, lease), read_manifest(store, mirror)
     assert former is not None
+    check_followed(former, new)  # again: a rollback passes the mark, as no build does that began before it
     # A version that was committed meanwhile may pass the mark; then records of its encoder may follow it.
     # And one that altered the spec has columns that the mirror lacks.
     altered = mirrored_spec(former, new).model_dump(mode="json") != new.spec.model_dump(mode="json")

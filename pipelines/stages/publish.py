@@ -25,7 +25,14 @@ import pyarrow.compute as pc
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError
 from scannery.indexer.local.files import scratch_folder
-from scannery.indexer.manifest import Manifest, SegmentEntry, VectorMap, documents_in, stored_vectors
+from scannery.indexer.manifest import (
+    Manifest,
+    SegmentEntry,
+    VectorMap,
+    documents_in,
+    marked_builds,
+    stored_vectors,
+)
 from scannery.indexer.spec.source_spec import exceeds_limit
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
@@ -169,7 +176,8 @@ def _coverage(job: Job, counts: Counts, entries: Sequence[SegmentEntry]) -> dict
 def _builds(job: Job, parent: Manifest | None) -> list[str]:
     """Return the builds that the version's documents come from; gc keeps their embeddings."""
     before = parent.builds if parent is not None and job.mode == "upsert" else ()
-    return list(dict.fromkeys([*before, job.build_id]))[-MOST_BUILDS:]
+    names = list(dict.fromkeys([*before, job.build_id]))
+    return marked_builds(names, (job.parent or 0) + 1)[-MOST_BUILDS:]
 
 
 def _decide(

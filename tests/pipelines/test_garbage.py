@@ -26,7 +26,7 @@ def test_embeddings_stay_while_a_version_has_documents_of_them(store, write):
     first = write("a.jsonl", vector_records(0, 30))
     run(store, first)
     run(store, write("b.jsonl", [*vector_records(30, 40), "{broken"]))
-    assert len(manifest_of(store).builds) == 2
+    assert len(manifest_of(store).builds) == 3  # with a mark
     report = collect_garbage(store, "vectors", keep=1, min_age=NOW)
     assert (report.versions, report.embeddings, len(names(store, "embeddings"))) == ((1,), (), 2)
     assert len(names(store, "dead-letters")) == 1

@@ -45,7 +45,12 @@ from scannery.live.maintenance.goals import (
     tell_problem,
 )
 from scannery.live.maintenance.mirror_leases import release_source
-from scannery.live.migration.errors import MirrorBrokenError, UnencodableError, not_exchanged
+from scannery.live.migration.errors import (
+    MirrorBrokenError,
+    MirrorRenewedError,
+    UnencodableError,
+    not_exchanged,
+)
 from scannery.live.migration.filling import Filled, convert_base, converted, fill
 from scannery.live.migration.following import Follower
 from scannery.live.migration.mapping import put_maps
@@ -193,9 +198,12 @@ class Migration:
         for _ in range(RENEWALS):
             try:
                 return work()
+            except MirrorRenewedError:
+                typer.echo("Another process has had the mirror begin again: going on there", err=True)
             except (MirrorBrokenError, UnencodableError) as error:
                 renewed = renew_mirror(self._store, self._index, self._vectors_of, log_root=self._log_root)
-                if not renewed:
+                # Another process may have had it begin again, but a text that lacks a vector still does.
+                if not renewed and isinstance(error, UnencodableError):
                     raise
                 typer.echo(f"The mirror begins again: {error}", err=True)
         return work()

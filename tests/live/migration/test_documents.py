@@ -99,3 +99,14 @@ def test_another_encoder_is_not_the_model_that_the_spec_names_for_its_vectors() 
     assert changes == {"encoder": encoder, "vector_model": None}
     assert changed_spec(spec, changes, "mirror").vector_model is None
     assert former_values(spec, changes)["vector_model"] == "model-a"
+
+
+def test_what_a_build_changes_in_the_source_meanwhile_stays() -> None:
+    spec = parse_spec({"index": "i", "source": {"text": "text"}, "encoder": {"model": "org/model-a"}})
+    changes = whole_changes(spec, {"chunk": {"max_tokens": 200}})
+    built = parse_spec({**spec.model_dump(mode="json"), "source": {"text": "body", "max_errors": 5}})
+    there = changed_spec(built, changes, "i")
+    assert (
+        there.source == changed_spec(built, whole_changes(built, {"chunk": {"max_tokens": 200}}), "i").source
+    )
+    assert changed_spec(there, former_values(spec, changes), "i") == built

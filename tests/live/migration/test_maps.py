@@ -20,7 +20,7 @@ from scannery.indexer.reader import open_index
 from scannery.indexer.versions.garbage_collection import collect_garbage
 from scannery.live.maintenance.copies import branch, restore, snapshot
 from scannery.live.maintenance.drop import drop
-from scannery.live.migration import mapping
+from scannery.live.migration import filling, mapping
 from scannery.live.migration.filling import convert_base
 from scannery.live.migration.mirrors import begin_mirror
 from scannery.live.migration.switching import switch
@@ -167,6 +167,13 @@ def test_a_build_keeps_maps_that_lead_to_its_vectors(half_done: tuple[Path, Mode
     [kept] = read_manifest(store, INDEX).vector_maps
     assert kept.target.digest == (before.encoder or {})["digest"]
     assert open_index(store, INDEX).maps.keys() == {kept.key}
+
+
+def test_maps_of_a_former_encoder_are_fitted_again(half_done: tuple[Path, Models]) -> None:
+    store = Store.open(half_done[0])
+    source, mirror = read_manifest(store, INDEX), read_manifest(store, MIRROR)
+    assert filling._has_maps(mirror, source)
+    assert not filling._has_maps(mirror, source.model_copy(update={"encoder": {"digest": "0" * 64}}))
 
 
 def test_commands_tell_what_maps_lose(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,23 @@ import pytest
 import scannery
 from scannery.cli.commands.indexes.migration import Migration
 from scannery.embed import Encoder
-from scannery.indexer import read_manifest
+from scannery.indexer import Manifest, Store, alter_index, read_manifest
 from scannery.indexer.versions.leases import read_leases
+from scannery.indexer.versions.versions import hold_current
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.goals import Goal, set_goal
+from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
-from scannery.live.migration import filling
+from scannery.live.migration import filling, mirrors, switching
+from scannery.live.migration.conversion import Conversion
 from scannery.live.migration.errors import MigrationError, MirrorBrokenError, UnencodableError
 from scannery.live.migration.filling import convert_base
 from scannery.live.migration.mirrors import mirror_of, renew_mirror
-from scannery.pipelines import compact
+from scannery.pipelines import build, compact
 from tests.live.migration.test_switching import CHANGES, DOCUMENTS, Migrated
 from tests.live.migration.traffic import INDEX, text_of
+from tests.served import MINILM
 
 pytestmark = pytest.mark.system
 CUT: Mapping[str, Any] = {"encoder": CHANGES["encoder"], "chunk": {"max_tokens": 8, "overlap_tokens": 0}}
@@ -177,6 +183,199 @@ def test_an_index_that_was_created_again_is_another_one(migrated: Migrated) -> N
     migrated.client.create_index(INDEX, dimensions=8)
     with pytest.raises(MirrorBrokenError, match="dropped and created again"):
         migration.catch_up()
+
+
+SPEC: Mapping[str, Any] = {
+    "index": INDEX,
+    "source": {"id": "id", "text": "text", "title": "title"},
+    "encoder": {"model": MINILM},
+}
+
+
+def built(folder: Path, revision: int, mode: str = "full", documents: int = 4, **keys: Any) -> Store:
+    """Build the index from an input of its own, and return its store."""
+    rows = [
+        {"id": f"d{number}", "text": text_of(number, revision), "title": f"title {number}", "year": "2020"}
+        for number in range(documents)
+    ]
+    (folder / "input.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    store = folder / "store"
+    build({**SPEC, **keys}, [str(folder / "input.jsonl")], str(store), mode=mode)
+    return Store.open(store)
+
+
+def built_again(folder: Path) -> Callable[[], object]:
+    built(folder, 1, documents=8)
+    built(folder, 2, "upsert")
+    return lambda: built(folder, 1, "upsert", documents=8)
+
+
+def rolled_forward(folder: Path) -> Callable[[], object]:
+    store = built(folder, 1)
+    with scannery.connect(folder / "store") as client:
+        client.index(INDEX).delete(["d0"])
+    seal(store, INDEX)
+    version = read_manifest(store, INDEX).version
+    rollback(store, INDEX, version - 1)
+    return lambda: rollback(store, INDEX, version)
+
+
+def replaced_again(folder: Path) -> Callable[[], object]:
+    def replaced() -> None:
+        with Replacement(store, INDEX) as replacement:
+            replacement.publish()
+
+    store = built(folder, 1)
+    replaced()
+    return replaced
+
+
+@pytest.mark.parametrize("begun", [built_again, rolled_forward, replaced_again])
+def test_no_other_rows_are_taken_for_those_that_are_followed(
+    tmp_path: Path, begun: Callable[[Path], Callable[[], object]]
+) -> None:
+    change = begun(tmp_path)
+    store = Store.open(tmp_path / "store")
+    migration = Migration(store, INDEX, None)
+    migration.begin({"chunk": {"max_tokens": 8, "overlap_tokens": 0}})
+    change()
+    with pytest.raises(MirrorBrokenError):
+        mirrors.check_followed(read_manifest(store, INDEX), mirror_of(store, INDEX))
+
+
+def test_an_exchange_does_not_undo_a_rollback_that_lands_within_it(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal(migrated.store, INDEX)
+    version = read_manifest(migrated.store, INDEX).version
+    migrated.write(range(3), revision=5)
+    migration = Migration(migrated.store, INDEX, None)
+    migration.begin(CHANGES)
+    migration.catch_up()
+    marked, landed = threading.Event(), threading.Event()
+    mark = switching._mark
+
+    def marking(*arguments: Any) -> Any:
+        marked.set()
+        return mark(*arguments)
+
+    def sealing(store: Store, name: str, **options: Any) -> Any:
+        if marked.is_set() and name != INDEX and not landed.is_set():  # after the last look at the index
+            rollback(store, INDEX, version)
+            landed.set()
+        assert not marked.is_set() or landed.wait(60)
+        return seal(store, name, **options)
+
+    monkeypatch.setattr(switching, "_mark", marking)
+    monkeypatch.setattr(switching, "seal", sealing)
+    migration.switch()
+    assert read_manifest(migrated.store, INDEX).switches == 1
+    assert migrated.texts()["d2"] == text_of(2, 0)
+
+
+def test_versions_that_land_within_a_renewal_are_waited_for(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration = Migration(migrated.store, INDEX, None)
+    migration.begin(CHANGES)
+    migrated.write(range(3), revision=1)
+    migration.catch_up()
+    compacted(migrated)
+    held: list[Manifest] = []
+
+    def holding(*arguments: Any) -> Manifest | None:
+        manifest = hold_current(*arguments)
+        assert manifest is not None
+        held.append(manifest)
+        if len(held) == 1:  # a build that began before what the mirror has
+            return manifest.model_copy(update={"log_sequence": 0})
+        if len(held) == 2:
+            alter_index(migrated.store, "talks-mirror", lambda mirror: spec_of(mirror, target_recall=0.9))
+        return manifest
+
+    monkeypatch.setattr(mirrors, "hold_current", holding)
+    assert renew_mirror(migrated.store, INDEX, migrated.vectors_of)
+    assert len(held) == 3
+    migration.switch()
+    assert migrated.texts()["d2"] == text_of(2, 1)
+
+
+def spec_of(manifest: Manifest, **keys: Any) -> Any:
+    return manifest.spec.model_copy(update=keys)
+
+
+def test_who_converts_what_another_process_has_filled_leaves_nothing(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Migration(migrated.store, INDEX, None) for _ in range(2))
+    first.begin(CHANGES)
+    rows_of = Conversion.rows
+
+    def filled_meanwhile(conversion: Conversion, rows: Any) -> Any:
+        monkeypatch.undo()
+        second.catch_up()
+        return rows_of(conversion, rows)
+
+    monkeypatch.setattr(Conversion, "rows", filled_meanwhile)
+    with pytest.raises(MigrationError, match="another process has filled"):
+        first.catch_up()
+    assert not migrated.store.list("talks-mirror/stage")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ({}, {"encoder": {"model": MINILM, "dimensions": 32}}, {"chunk": CUT["chunk"]}),
+        (
+            {
+                "attributes": {"year": "string"},
+                "named_vectors": {
+                    "heading": {"encoder": {"model": MINILM, "dimensions": 32}, "from": "title"}
+                },
+            },
+            {"attributes": {"year": "string_list"}},
+            CHANGES,
+        ),
+    ],
+    ids=["another encoder", "another type and no named vectors"],
+)
+def test_a_build_may_change_what_the_mirror_has_been_filled_with(
+    tmp_path: Path, before: Mapping[str, Any], after: Mapping[str, Any], changes: Mapping[str, Any]
+) -> None:
+    store = built(tmp_path, 0, **before)
+    migration = Migration(store, INDEX, None)
+    migration.begin(changes)
+    migration.catch_up()
+    built(tmp_path, 1, **after)
+    migration.switch()
+    manifest = read_manifest(store, INDEX)
+    assert manifest.dimensions == {**changes, **after}["encoder"]["dimensions"]
+    assert manifest.spec.attributes == after.get("attributes", {}) and not manifest.spec.named_vectors
+    with scannery.connect(store.uri, timeout_s=120) as client:
+        index = client.index(INDEX)
+        assert index.search(text_of(2, 1), k=1)[0].document_id == "d2"
+        assert {each.document_id for each in index.scan()} == {f"d{number}" for number in range(4)}
+
+
+def test_texts_that_are_only_cut_anew_are_not_encoded_again(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration = Migration(migrated.store, INDEX, None)
+    migration.begin({"chunk": CUT["chunk"]})
+    migrated.write(range(2), revision=1)
+    migration.catch_up()
+    compacted(migrated)
+    texts: list[str] = []
+    encode = Encoder.encode_documents
+
+    def counted(encoder: Encoder, some: Sequence[str], **options: Any) -> np.ndarray:
+        texts.extend(some)
+        return encode(encoder, some, **options)
+
+    monkeypatch.setattr(Encoder, "encode_documents", counted)
+    assert renew_mirror(migrated.store, INDEX, migrated.vectors_of)
+    convert_base(migrated.store, mirror_of(migrated.store, INDEX), migrated.encoders)
+    assert texts == []
 
 
 def contents(migrated: Migrated) -> dict[str, list[str]]:
