@@ -15,7 +15,8 @@ Shapes: N rows of a segment, R rows that die.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -236,7 +237,8 @@ def _with_revision(rows: pa.Table, sequence: int) -> pa.Table:
 def _mixed_effect(mutations: Sequence[tuple[int, Mutation]]) -> NetEffect:
     """Return the net effect of mutations that remove rows, or write a row twice."""
     row_of: dict[str, int] = {}
-    document_of: dict[int, str] = {}
+    document_of: list[str] = []
+    ids_of: defaultdict[str, list[str]] = defaultdict(list)
     gone: dict[str, None] = {}
     documents: dict[str, None] = {}
     tables, first = [], 0
@@ -244,26 +246,24 @@ def _mixed_effect(mutations: Sequence[tuple[int, Mutation]]) -> NetEffect:
         for identifier in mutation.removed_ids:
             row_of.pop(identifier, None)
             gone[identifier] = None
-        if mutation.removed_documents:
-            _remove_documents(row_of, document_of, mutation.removed_documents)
-            documents.update(dict.fromkeys(mutation.removed_documents))
+        for document in mutation.removed_documents:
+            for identifier in ids_of.pop(document, ()):
+                # A later mutation may have removed the row, or given its id to another document.
+                if identifier in row_of and document_of[row_of[identifier]] == document:
+                    del row_of[identifier]
+            documents[document] = None
         rows = mutation.rows
         if rows.num_rows:
-            for row, identifier in enumerate(mutation.ids, first):
-                row_of[identifier] = row
             names = rows.column("document_id").to_pylist()
-            document_of.update(enumerate(names, first))
+            for row, (identifier, document) in enumerate(zip(mutation.ids, names, strict=True), first):
+                row_of[identifier] = row
+                ids_of[document].append(identifier)
+            document_of += names
             tables.append(_with_revision(rows, sequence))
             first += rows.num_rows
             gone.update(dict.fromkeys(mutation.ids))
     ids = list(gone)
     return NetEffect(_kept_rows(tables, row_of, mutations), ids, id_hashes(ids), list(documents))
-
-
-def _remove_documents(row_of: dict[str, int], document_of: dict[int, str], removed: Iterable[str]) -> None:
-    documents = set(removed)
-    for identifier in [name for name, row in row_of.items() if document_of[row] in documents]:
-        del row_of[identifier]
 
 
 def _kept_rows(
