@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pytest
 import torch
 
+from scannery.embed.devices.training import Compilations, TrainingDevice
 from scannery.indexer import Store
+from scannery.indexer.spec.spec import EncoderSpec
+from scannery.indexer.store import folder_backend
 from scannery.training.errors import DivergedError, StoppedError
 from scannery.training.runs.checkpoints import Checkpoints
 from scannery.training.runs.events import StepEvents
 from scannery.training.runs.replicas import Replicas
 from scannery.training.runs.run import RunSettings, RunStatistics, run_steps
 from scannery.training.runs.run_folder import RunFolder
+from scannery.training.runs.training_run import TrainingRun
 from scannery.training.spec import CheckpointSpec
 
 STEPS = 12
@@ -141,6 +148,57 @@ def test_a_run_that_is_stopped_saves_its_last_step(places: list[Store], undistur
     modules = model()
     assert run(modules, places).resumed_at == 5
     assert digest(modules) == undisturbed
+
+
+def test_a_run_that_is_stopped_names_the_step_that_is_saved(places: list[Store], tmp_path: Path) -> None:
+    asked = iter([False, False, True])
+    [place] = places[:1]
+    (tmp_path / "near" / "_models").write_text("no folder can be made here")
+    with pytest.raises(StoppedError, match="step 3 of 12; the same command goes on from step 0"):
+        run(model(), [place], is_stopped=lambda: next(asked))
+
+
+def test_on_a_full_disk_a_checkpoint_takes_the_space_of_the_one_before(
+    places: list[Store], undisturbed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written_if_it_fits(file: BinaryIO, data: bytes) -> None:
+        if len(keys(places[0])) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        file.write(data)
+
+    monkeypatch.setattr(folder_backend, "_write_synced", written_if_it_fits)
+    asked = iter([False] * 6 + [True])
+    with pytest.raises(StoppedError, match="step 7 of 12; the same command goes on from there"):
+        run(model(), places[:1], is_stopped=lambda: next(asked))
+    assert len(keys(places[0])) == 2
+    modules = model()
+    assert run(modules, places[:1]).resumed_at == 7
+    assert digest(modules) == undisturbed
+
+
+def test_programs_of_all_models_of_a_training_are_counted(tmp_path: Path) -> None:
+    class Compiling(TrainingDevice):
+        """A device that compiles eight programs in the first step."""
+
+        programs = 0
+
+        def seed(self, seed: int) -> None:
+            super().seed(seed)
+            self.programs = 8
+
+        def compilations(self) -> Compilations:
+            return Compilations(self.programs, 0.0)
+
+    training = TrainingRun(
+        base=EncoderSpec(model="unused"), base_folder=tmp_path,
+        settings={"steps": 1, "learning_rate": 1e-4, "seed": 1}, models=2,
+        folder=RunFolder.of(Store.open(tmp_path), "m", "r", CheckpointSpec()),
+        replicas=Replicas(), events=None, progress=None, is_stopped=lambda: False,
+    )  # fmt: skip
+    trained = cast(Any, SimpleNamespace(modules=model(), device=Compiling("cpu")))
+    for number in range(2):
+        training.train(number, trained, lambda step: trained.modules(torch.ones(2, 4)).mean())
+    assert training.measured["compilations"] == 8
 
 
 def test_a_result_is_made_once_and_again_if_it_is_not_whole(tmp_path: Path) -> None:

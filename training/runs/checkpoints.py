@@ -6,10 +6,10 @@ nearest store first; the newest that verifies wins.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "Checkpoints"]
 
 _LOG = logging.getLogger(__name__)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NAME = re.compile(r"(?P<step>[0-9]{10})-(?P<sha256>[0-9a-f]{64})\.safetensors")
 
 
@@ -52,7 +53,8 @@ class Checkpoints:
         self._stores, self._prefix, self._keep = stores, prefix, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scannery-checkpoint")
         self._writing: Future[None] | None = None
-        self._lock = threading.Lock()
+        self.saved_step = 0
+        """Step of the newest one that this process wrote or read."""
 
     def newest(self) -> Checkpoint | None:
         """Return the newest one that is whole in some store; None: there is none."""
@@ -63,8 +65,8 @@ class Checkpoints:
             data = self._read(self._stores[-number], key)
             if data is not None:
                 tensors = safetensors.torch.load(data)
-                step, seconds = tensors.pop("run.step"), tensors.pop("run.seconds")
-                return Checkpoint(int(step), float(seconds), tensors)
+                self.saved_step, seconds = int(tensors.pop("run.step")), float(tensors.pop("run.seconds"))
+                return Checkpoint(self.saved_step, seconds, tensors)
         return None
 
     @property
@@ -106,15 +108,27 @@ class Checkpoints:
         key = f"{self._prefix}/{step:010}-{hashlib.sha256(data).hexdigest()}.safetensors"
         for store in self._stores:
             try:
-                store.write(key, data)
-                self._remove_former(store)
+                self._write_to(store, key, data)
+                self.saved_step = step
+                self._remove_former(store, self._keep)
             except (IndexerError, OSError) as error:
                 _LOG.warning("checkpoint %s was not written to %s: %s", key, store.uri, error)
 
-    def _remove_former(self, store: Store) -> None:
+    def _write_to(self, store: Store, key: str, data: bytes) -> None:
+        """Write one; where there is no space for it, in place of all but the newest."""
+        try:
+            store.write(key, data)
+        except IndexerError as error:
+            if getattr(error.__cause__, "errno", None) not in _FULL or not self._remove_former(store, 1):
+                raise
+            store.write(key, data)
+
+    def _remove_former(self, store: Store, keep: int) -> int:
+        """Remove all but so many of the newest, and return how many these were."""
         keys = sorted(item.key for item in store.list(self._prefix) if _NAME.fullmatch(_last(item.key)))
-        for key in keys[: -self._keep]:
+        for key in keys[:-keep]:
             store.delete(key)
+        return len(keys[:-keep])
 
     def _listed(self) -> Iterator[tuple[int, int, str]]:
         """Yield the number of the store, the step and the key of each."""

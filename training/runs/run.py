@@ -144,8 +144,10 @@ def run_steps(
                 checkpoints.save(step + 1, seconds, dict(_state(modules, optimizer)))
                 saved_s, interval_s = time.monotonic(), min(2 * interval_s, settings.every_s)
             if stopped:
+                checkpoints.wait()
+                saved = "there" if checkpoints.saved_step == step + 1 else f"step {checkpoints.saved_step}"
                 raise StoppedError(
-                    f"stopped after step {step + 1} of {settings.steps}; the same command goes on from there"
+                    f"stopped after step {step + 1} of {settings.steps}; the same command goes on from {saved}"
                 )
         modules.eval()
     programs = device.compilations().programs - compiled

@@ -56,7 +56,7 @@ class TrainingRun:
     """Callback that tells whether to save a checkpoint and end."""
     measured: dict[str, Any] = field(default_factory=dict)
     """Measurements of the last model, as they are recorded: its `goodput` is the share of the time since its first
-    attempt that steps took whose results it has."""
+    attempt that steps took whose results it has. `compilations` are those of all models: the first needs them."""
 
     @classmethod
     @contextmanager
@@ -128,7 +128,7 @@ class TrainingRun:
             goodput=round(statistics.seconds / max(statistics.seconds, time.time() - begun_s), 3),
             processes=self.replicas.count,
             chips=model.device.chips,
-            compilations=statistics.compilations,
+            compilations=self.measured.get("compilations", 0) + statistics.compilations,
         )
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -117,21 +118,29 @@ def _follow(store: Store, replicas: Replicas) -> None:
         follow(store, replicas, is_stopped)
 
 
+AGAIN_S = 2.0
+"""Seconds after which a second signal ends a training at once; sooner it is the first one once more, as where both
+torchrun and what ends all processes of a service, such as systemd, send it."""
+
+
 @contextmanager
 def _stopping() -> Iterator[Callable[[], bool]]:
     """Give what tells whether this process was asked to end by SIGTERM or SIGINT; a second one ends it at once."""
-    is_stopped = False
+    stopped_s: float | None = None
 
     def stop(number: int, _: object) -> None:
-        nonlocal is_stopped
-        is_stopped = True
-        signal.signal(number, before[number])
+        nonlocal stopped_s
+        if stopped_s is None:
+            stopped_s = time.monotonic()
+        elif time.monotonic() - stopped_s >= AGAIN_S:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
 
     before: dict[int, Any] = {
         number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
-        yield lambda: is_stopped
+        yield lambda: stopped_s is not None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
