@@ -1,6 +1,7 @@
 """What a learned order of hybrid hits is worth for queries that it was not fitted to, and what it costs.
 
     python -m benchmarks.learned [--folder FOLDER] [--on speech,xquad-en,stackfaq,podcasts,cranfield] [--timed STORE]
+        [--episodes 1200]
 
 Of each judged collection with MiniLM some queries are drawn (three seeds), a ranker is fitted to them, and all other
 queries are asked: nDCG@10 of the default, and what is gained over it, with the 95 % interval of a paired bootstrap;
@@ -8,7 +9,8 @@ beside it the gain by a weight of dense search that is chosen on the same querie
 `scannery train` would let the ranker be promoted, by cross-validation on the queries drawn.
 
 *speech*: Hacker Public Radio, 1,200 transcripts with titles in passages of 128 tokens; a query is the summary that the
-host read out, relevant is its episode. The others are those of `benchmarks.quality fusion`.
+host read out, relevant is its episode (`--episodes`: the first ones). The others are those of `benchmarks.quality
+fusion`.
 
 Then the time of a search of *speech*, served, by one caller, with and without the ranker in turns, and the time until
 a promotion is served. --timed: the same of the index `podcasts` in a store, as `benchmarks.migration` builds it; its
@@ -54,18 +56,20 @@ ASKED = 300
 
 
 def main() -> None:
-    given = options(__doc__, on="speech,xquad-en,stackfaq,podcasts,cranfield", folder=Path, timed=Path)
+    given = options(
+        __doc__, on="speech,xquad-en,stackfaq,podcasts,cranfield", episodes=1200, folder=Path, timed=Path
+    )
     names = [] if given.on == "none" else given.on.split(",")
     print(environment("sentence-transformers", "scann", "scipy"))
     with folder_of(given.folder) as folder:
         rows: list[Sequence[object]] = []
         for name in names:
-            index, collection = opened(folder / name, name)
+            index, collection = opened(folder / name, name, given.episodes)
             rows += gains(collection, index)
         if rows:
             print(table(("collection", "judged", "default", "ranker", "weight alone", "gate"), rows))
         if "speech" in names:
-            index, collection = opened(folder / "speech", "speech")
+            index, collection = opened(folder / "speech", "speech", given.episodes)
             judged = dict(itertools.islice(collection.queries.items(), 200))
             samples = read_samples(index, judged, collection.judgements, passages=False)
             texts = list(collection.queries.values())[:ASKED]
@@ -74,22 +78,23 @@ def main() -> None:
         print(times(given.timed, "podcasts", topics(), np.ones(len(FEATURES))))
 
 
-def opened(folder: Path, name: str) -> tuple[scannery.Index, Collection]:
-    """Return the index of a collection, built now if the folder does not have it."""
-    collection = titled_speech() if name == "speech" else MORE_COLLECTIONS[name]()
+def opened(folder: Path, name: str, episodes: int | None = None) -> tuple[scannery.Index, Collection]:
+    """Return the index of a collection, built now if the folder does not have it; `episodes`: of speech, the first."""
+    collection = titled_speech(episodes) if name == "speech" else MORE_COLLECTIONS[name]()
     if (folder / "store").exists():
         return scannery.connect(folder / "store", timeout_s=900).index("quality"), collection
     source = {**PASSAGES, "id": "id"} if name == "speech" else WHOLE
     return indexed(folder, records_of(collection), {"source": source, "lexical": True}), collection
 
 
-def titled_speech() -> Collection:
+def titled_speech(episodes: int | None = None) -> Collection:
     """Return Hacker Public Radio with the titles of episodes, which builds embed with each passage."""
     with gzip.open(shared_data("podcasts-hpr", "episodes.jsonl.gz"), "rt", encoding="utf-8") as file:
         titles = {each["id"]: each["title"] for each in map(json.loads, file)}
     collection = podcast_speech()
-    documents = tuple((name, titles[name], text) for name, _, text in collection.documents)
-    return Collection(collection.name, documents, collection.queries, collection.judgements)
+    documents = tuple((name, titles[name], text) for name, _, text in collection.documents[:episodes])
+    queries = {name: collection.queries[name] for name, _, _ in documents}
+    return Collection(collection.name, documents, queries, collection.judgements)
 
 
 def gains(collection: Collection, index: scannery.Index) -> Iterator[Sequence[object]]:

@@ -15,11 +15,14 @@ import numpy as np
 from scannery.indexer.manifest import FusionScales, Ranker
 from scannery.indexer.tuning.score_fusion import Scale
 
-__all__ = ["CANDIDATES", "FEATURES", "RowFeatures", "feature_values", "weight_vector"]
+__all__ = ["CANDIDATES", "FEATURES", "TEXT_COLUMNS", "RowFeatures", "feature_values", "weight_vector"]
 
 CANDIDATES = 200
 """Rows of the fused order that a ranker orders anew; others follow them."""
 RANK_CONSTANT = 60
+START_CHARACTERS = 500
+"""Characters of a document after which it matters less how far from its beginning a passage is: those of one passage
+of 128 tokens, about."""
 
 FEATURES = (
     "dense",
@@ -29,8 +32,14 @@ FEATURES = (
     "document_dense_second",
     "document_coverage",
     "document_words",
+    "title_share",
+    "passage_start",
 )
 """Names of the features, in the order of `feature_values`."""
+
+
+TEXT_COLUMNS = 2
+"""Columns of `RowFeatures.table` of titles and places in documents, its last ones: former leaves do not send them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,13 +56,17 @@ class RowFeatures:
     """Shares of the weights of the query's terms that the documents have, float64."""
     words_H: np.ndarray
     """Number of words of the documents, float64."""
+    title_shares_H: np.ndarray
+    """Shares of the words of the rows' titles that the query has, float64; 0 where a row has no title."""
+    starts_H: np.ndarray
+    """Characters of the documents before the rows, float64; 0 where that is not known."""
 
     @classmethod
     def of(cls, table_HC: np.ndarray) -> RowFeatures:
         """Return the features of a table, float64 with a column for each field: leaves send these to a root."""
         columns = [np.ascontiguousarray(column) for column in table_HC.T]
-        dense_H, lexical_H, documents_H, *of_documents = columns
-        return cls(dense_H, lexical_H, documents_H.astype(np.int64), *of_documents)
+        dense_H, lexical_H, documents_H, *more = columns
+        return cls(dense_H, lexical_H, documents_H.astype(np.int64), *more)
 
     def at(self, selection: np.ndarray) -> RowFeatures:
         """Return the features of the rows at some positions."""
@@ -93,6 +106,8 @@ def feature_values(rows: RowFeatures, scales: FusionScales, highest_score: float
             _second_best(dense_H, groups_H, sizes_G),
             rows.coverage_H,
             np.log1p(rows.words_H),
+            rows.title_shares_H,
+            np.log1p(rows.starts_H / START_CHARACTERS),
         ]
     )
 

@@ -261,6 +261,25 @@ class Segment:
         titles, texts = (column.to_pylist() for column in searched_text(self.take(rows, columns)).columns)
         return [[field for field in fields if field] for fields in zip(titles, texts, strict=True)]
 
+    def titles(self, rows_R: np.ndarray, max_characters: int) -> list[str | None]:
+        """Return at most `max_characters` of the title of each row; None: it has none."""
+        if "title" not in self.column_types:
+            return [None] * len(rows_R)
+        # Cut before they become strings of Python.
+        titles: list[str | None] = pc.utf8_slice_codeunits(
+            self.take(rows_R, ["title"]).column(0), 0, max_characters
+        ).to_pylist()
+        return titles
+
+    @cached_property
+    def text_starts(self) -> np.ndarray:
+        """How many characters of its document are before each row, int64; 0 where that is not known."""
+        if "text_start" not in self.column_types:
+            return np.zeros(self.rows, np.int64)
+        # A view of the column where all rows have one, as those of texts that were cut.
+        starts_N: np.ndarray = self.column("text_start").fill_null(0).to_numpy()
+        return starts_N
+
     def searched_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return title and text of each row, for transcripts only the spoken text; "" if a row has neither."""
         return list(map("\n".join, self.searched_fields(rows)))

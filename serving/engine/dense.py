@@ -388,8 +388,13 @@ class Candidates:
             keys_R: the rows, as `keys_in` returns them.
 
         """
-        matches = self.words.matches(query, *places_of(keys_R))
-        return RowFeatures(self.dense.scores(query, 0, keys_R), self._word_scores(query, keys_R), *matches)
+        numbers_R, rows_R = places_of(keys_R)
+        return RowFeatures(
+            self.dense.scores(query, 0, keys_R),
+            self._word_scores(query, keys_R),
+            *self.words.matches(query, numbers_R, rows_R),
+            *self.words.texts(query, numbers_R, rows_R),
+        )
 
     def _word_scores(self, query: int, keys_R: np.ndarray) -> np.ndarray:
         """Return the scores by words of rows, as `keys_in` returns them: float32 (R,), NaN where a row has none."""

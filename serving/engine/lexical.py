@@ -8,9 +8,9 @@ Shapes: M rows that match, T terms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -108,6 +108,30 @@ def query_words(
     return words
 
 
+TITLE_CHARACTERS = 200
+"""Characters of a title that a ranker knows; more are a text, whose words would take time and memory."""
+
+
+class TextFeatures(NamedTuple):
+    """What a learned ranker knows of the titles of rows, and of their places in documents."""
+
+    title_shares_R: np.ndarray
+    """Shares of the words of their titles that the query has, float64; 0 where a row has no title."""
+    starts_R: np.ndarray
+    """Characters of their documents before them, float64; 0 where that is not known."""
+
+
+@lru_cache(maxsize=1 << 14)
+def _title_terms(analyser: Analyser, title: str | None) -> frozenset[str]:
+    """Return the terms of a title, kept: queries share candidates."""
+    return frozenset(analyser.terms(title or ""))
+
+
+def _share(terms: Set[str], title: frozenset[str]) -> float:
+    """Return the share of the terms of a title that are among some terms; 0 if it has none."""
+    return len(terms & title) / (len(title) or 1)
+
+
 class LexicalSearch:
     """Some queries, as terms or as sparse vectors, over one snapshot.
 
@@ -156,6 +180,21 @@ class LexicalSearch:
 
         """
         return self._search(query).matches(numbers_R, rows_R)
+
+    def texts(self, query: int, numbers_R: np.ndarray, rows_R: np.ndarray) -> TextFeatures:
+        """Return what a learned ranker knows of the titles and places of rows; the arguments are those of `matches`."""
+        words, shares_R, starts_R = self._words[query], np.zeros(len(rows_R)), np.zeros(len(rows_R))
+        assert isinstance(words, WeightedTerms)
+        analyser, terms = analyser_of(spec_of(self._snapshot.manifest, "hybrid")), words.weights.keys()
+        for number in np.unique(numbers_R).tolist():
+            is_here_R = numbers_R == number
+            segment, rows_H = self._snapshot.segments[number], rows_R[is_here_R]
+            starts_R[is_here_R] = np.maximum(segment.text_starts[rows_H], 0)
+            titles = segment.titles(rows_H, TITLE_CHARACTERS)
+            # Most candidates share their title with others.
+            shares = {title: _share(terms, _title_terms(analyser, title)) for title in {*titles}}
+            shares_R[is_here_R] = [shares[title] for title in titles]
+        return TextFeatures(shares_R, starts_R)
 
     def _search(self, query: int) -> WordSearch:
         """Return the search by the words of a query, made once."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from scannery.indexer import Store
 from scannery.indexer.manifest import Ranker, RelevanceCurve
 from scannery.indexer.versions.creation import promote_index
+from scannery.serving.engine.remote.leaf_candidates import _features_of
+from scannery.v1.leaf_pb2 import LeafFound
 from scannery.v1.search_pb2 import Mode, SearchResponse
 from tests.cluster.questions import INDEX, any_batch, any_relevant_search, any_search, make_store
 from tests.cluster.servers import started_cluster
@@ -37,6 +40,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
             "lexical_rank": 3.0,
             "document_dense_second": 0.5,
             "document_coverage": 4.0,
+            "title_share": 2.0,
+            "passage_start": -1.0,
         },
         curve=RelevanceCurve(intercept=-1.0, slope=0.5, error=0.1, separation=0.9),
         queries=60,
@@ -80,3 +85,14 @@ def test_batches_are_in_the_same_order(both: Both) -> None:
             request.options.ClearField(field)
         alone, cluster = both.answers(both.alone.search_many, "SearchMany", request)
         assert comparable(alone) == comparable(cluster), f"batch {number}"
+
+
+def test_titles_count_only_if_all_leaves_know_them() -> None:
+    features = np.array([[0.5, 2.0, 0, 0.25, 10]], "<f8").tobytes()
+    former = LeafFound(ids=["a"], features=features)
+    new = LeafFound(ids=["b"], features=features, text_features=np.array([[0.5, 900]], "<f8").tobytes())
+    for second, title_share, start in ((new, 0.5, 900), (former, 0, 0)):
+        _, rows = _features_of([(0, np.array([7]), new), (1, np.array([3]), second)])
+        assert rows.coverage_H.tolist() == [0.25] * 2
+        assert rows.title_shares_H.tolist() == [title_share] * 2
+        assert rows.starts_H.tolist() == [start] * 2

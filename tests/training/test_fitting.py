@@ -9,7 +9,7 @@ from scannery.indexer.models.features import FEATURES
 from scannery.training.ranking.fitting import _Competition, cross_validated, fitted_weights, gains_of
 from scannery.training.ranking.samples import Sample, best_documents
 
-WEIGHTS_F = np.array([2.0, 1.0, 0.0, 0.0, 0.5, 3.0, -1.0])
+WEIGHTS_F = np.array([2.0, 1.0, 0.0, 0.0, 0.5, 3.0, -1.0, 1.5, -0.5])
 
 
 def samples(count: int, *, seed: int = 0, noise: float = 0.3) -> list[Sample]:
@@ -18,7 +18,7 @@ def samples(count: int, *, seed: int = 0, noise: float = 0.3) -> list[Sample]:
     made = []
     for number in range(count):
         values_FH = random.standard_normal((len(FEATURES), 40))
-        values_FH[5:] = values_FH[5:, ::2].repeat(2, axis=1)  # those of documents
+        values_FH[5:8] = values_FH[5:8, ::2].repeat(2, axis=1)  # those of documents
         keys = [f"d{row // 2}" for row in range(40)]
         scores_H = WEIGHTS_F @ values_FH + noise * random.standard_normal(40)
         best = list(dict.fromkeys(keys[row] for row in np.argsort(-scores_H)))[:2]

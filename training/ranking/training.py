@@ -154,7 +154,8 @@ def fitted_ranker(
         model="",
         alpha=BALANCE,
         scales=fusion.scales,
-        weights=dict(zip(FEATURES, weights_F.tolist(), strict=True)),
+        # Releases that do not know a feature can read the order where it tells nothing.
+        weights={name: weight for name, weight in zip(FEATURES, weights_F.tolist(), strict=True) if weight},
         curve=_curve(samples, validated.scores, foreign, weights_F),
         queries=len(samples),
         encoder=fusion.encoder,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from scannery.indexer import CorpusCounts
-from scannery.indexer.models.features import RowFeatures
+from scannery.indexer.models.features import TEXT_COLUMNS, RowFeatures
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, ScaleOf, lexical_scale
 from scannery.serving import limits
 from scannery.serving.contract import LEAF_SEARCH
@@ -327,12 +327,19 @@ class _GroupCandidates:
 
 
 def _features_of(parts: Sequence[tuple[int, np.ndarray, pb.LeafFound]]) -> tuple[np.ndarray, RowFeatures]:
-    """Return the rows that groups found, as `keys_in` returns them, and their features."""
+    """Return the rows that groups found, as `keys_in` returns them, and their features.
+
+    While some leaf is of a release that does not know titles and places in documents, no row has any.
+    """
     keys, tables = [], []
+    have_texts = all(result.text_features for _, _, result in parts)
     for group, numbers_R, result in parts:
         keys.append(keys_of(Ranking(np.full(len(numbers_R), group), numbers_R, EMPTY.scores)))
         table_RC = np.frombuffer(result.features, "<f8").reshape(len(numbers_R), -1)
-        rows = RowFeatures.of(table_RC)
+        texts_RC = np.zeros((len(numbers_R), TEXT_COLUMNS))
+        if have_texts:
+            texts_RC = np.frombuffer(result.text_features, "<f8").reshape(texts_RC.shape)
+        rows = RowFeatures.of(np.concatenate([table_RC, texts_RC], axis=1))
         # Numbers of documents are those of a group, whose shards have all rows of a document.
         tables.append(replace(rows, documents_H=rows.documents_H + (group << GROUP_BITS)).table())
     keys_A = np.concatenate(keys)

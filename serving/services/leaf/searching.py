@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from scannery.indexer import WeightedTerms
+from scannery.indexer.models.features import TEXT_COLUMNS
 from scannery.indexer.tuning.score_fusion import Scale
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
@@ -265,8 +266,9 @@ def search_response(
                 continue
             _put_rankings(answer, ranking, search)
             if request.features and isinstance(candidates.words_of(number), WeightedTerms):
-                features = candidates.row_features(number, ranking.keys_U)
-                answer.features = features.table().astype("<f8").tobytes()
+                table_UC = candidates.row_features(number, ranking.keys_U).table().astype("<f8")
+                answer.features = table_UC[:, :-TEXT_COLUMNS].tobytes()
+                answer.text_features = table_UC[:, -TEXT_COLUMNS:].tobytes()
             if len(search.options.vectors) > 1 and search.vectors is not None:
                 answer.scores = _scores(candidates, number, ranking, len(search.options.vectors))
         if request.scales and search.parsed.where is not None:

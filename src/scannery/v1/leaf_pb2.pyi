@@ -477,6 +477,7 @@ class LeafFound(_message.Message):
     ABOVE_BY_WORDS_FIELD_NUMBER: _builtins.int
     BOUND_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    TEXT_FEATURES_FIELD_NUMBER: _builtins.int
     scores: _builtins.bytes
     """Several vectors: the exact score of each row by each vector, float32 little-endian, row by row; NaN where the row or
     the query does not have the vector.
@@ -494,6 +495,10 @@ class LeafFound(_message.Message):
     features: _builtins.bytes
     """With `features`: float64 little-endian, row by row: score by vector, score by words, number of the document in this leaf,
     and of the document the share of the query's words that it has, and its number of words. NaN: the row has no such score.
+    """
+    text_features: _builtins.bytes
+    """With `features`: float64 little-endian, row by row: the share of the words of its title that the query has, and the
+    number of characters of its document before it. 0: it has no title, or that number is not known.
     """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -540,10 +545,11 @@ class LeafFound(_message.Message):
         above_by_words: _builtins.bytes = ...,
         bound: _builtins.float = ...,
         features: _builtins.bytes = ...,
+        text_features: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "best_by_words", b"best_by_words", "by_words", b"by_words"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "above_by_vector", b"above_by_vector", "above_by_words", b"above_by_words", "best_by_words", b"best_by_words", "bound", b"bound", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "features", b"features", "groups", b"groups", "ids", b"ids", "scores", b"scores", "signals", b"signals", "unfiltered", b"unfiltered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words", "above", b"above", "above_by_vector", b"above_by_vector", "above_by_words", b"above_by_words", "best_by_words", b"best_by_words", "bound", b"bound", "by_vector", b"by_vector", "by_words", b"by_words", "datapoints", b"datapoints", "features", b"features", "groups", b"groups", "ids", b"ids", "scores", b"scores", "signals", b"signals", "text_features", b"text_features", "unfiltered", b"unfiltered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_by_words: _TypeAlias = _typing.Literal["best_by_words"]  # noqa: Y015
     _WhichOneofArgType__best_by_words: _TypeAlias = _typing.Literal["_best_by_words", b"_best_by_words"]  # noqa: Y015

@@ -17,15 +17,19 @@ HIGHEST = 8.0
 scores = st.one_of(st.just(math.nan), st.floats(-1, 1, width=32))
 rows = st.lists(
     st.tuples(
-        scores, st.one_of(st.just(math.nan), st.floats(0, 8, width=32)), st.integers(0, 3), st.integers(0, 4)
+        scores,
+        st.one_of(st.just(math.nan), st.floats(0, 8, width=32)),
+        st.integers(0, 3),
+        st.integers(0, 4),
+        st.integers(0, 9000),
     ),
     min_size=1,
     max_size=30,
 )
 
 
-def features_of(listed: list[tuple[float, float, int, int]]) -> RowFeatures:
-    dense, lexical, documents, quarters = zip(*listed, strict=True)
+def features_of(listed: list[tuple[float, float, int, int, int]]) -> RowFeatures:
+    dense, lexical, documents, quarters, starts = zip(*listed, strict=True)
     coverage_H = np.array([quarters[documents.index(each)] / 4 for each in documents])
     words_H = np.array([10 * each for each in documents])
     return RowFeatures(
@@ -34,17 +38,19 @@ def features_of(listed: list[tuple[float, float, int, int]]) -> RowFeatures:
         np.array(documents, np.int64),
         coverage_H,
         words_H,
+        np.array(quarters) / 4,
+        np.array(starts, np.float64),
     )
 
 
-def by_hand(listed: list[tuple[float, float, int, int]]) -> dict[str, list[float]]:
+def by_hand(listed: list[tuple[float, float, int, int, int]]) -> dict[str, list[float]]:
     dense = [(float(np.float32(score)) - 0.2) / (0.6 - 0.2) for score, *_ in listed]
     worst = min([0.0, *(each for each in dense if not math.isnan(each))])
     dense = [worst if math.isnan(each) else each for each in dense]
     lexical = [
         0.0 if math.isnan(score) else float(np.float32(score)) / (0.5 * HIGHEST) for _, score, *_ in listed
     ]
-    documents = [document for *_, document, _ in listed]
+    documents = [document for _, _, document, *_ in listed]
 
     def second(document: int) -> float:
         best = sorted(
@@ -63,11 +69,15 @@ def by_hand(listed: list[tuple[float, float, int, int]]) -> dict[str, list[float
         "document_dense_second": [second(document) for document in documents],
         "document_coverage": features_of(listed).coverage_H.tolist(),
         "document_words": [math.log1p(10 * document) for document in documents],
+        "title_share": [quarter / 4 for *_, quarter, _ in listed],
+        "passage_start": [math.log1p(start / 500) for *_, start in listed],
     }
 
 
 @given(listed=rows)
-def test_features_are_those_of_a_computation_by_hand(listed: list[tuple[float, float, int, int]]) -> None:
+def test_features_are_those_of_a_computation_by_hand(
+    listed: list[tuple[float, float, int, int, int]],
+) -> None:
     values_FH = feature_values(features_of(listed), SCALES, HIGHEST)
     expected = by_hand(listed)
     assert set(expected) == set(FEATURES)
@@ -76,7 +86,7 @@ def test_features_are_those_of_a_computation_by_hand(listed: list[tuple[float, f
 
 
 @given(listed=rows)
-def test_leaves_send_features_without_a_loss(listed: list[tuple[float, float, int, int]]) -> None:
+def test_leaves_send_features_without_a_loss(listed: list[tuple[float, float, int, int, int]]) -> None:
     features = features_of(listed)
     sent = RowFeatures.of(np.frombuffer(features.table().tobytes()).reshape(len(listed), -1))
     expected = feature_values(features, SCALES, HIGHEST)

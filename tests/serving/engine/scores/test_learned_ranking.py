@@ -26,7 +26,7 @@ WORDS = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay"]
 CURVE = RelevanceCurve(intercept=-1.0, slope=0.5, error=0.1, separation=0.9)
 WEIGHTS = {
     "dense": 1.5, "lexical": 2.0, "dense_rank": 3.0, "lexical_rank": -1.0, "document_dense_second": 0.7,
-    "document_coverage": 4.0, "document_words": -0.5,
+    "document_coverage": 4.0, "document_words": -0.5, "title_share": 1.2, "passage_start": -0.8,
 }  # fmt: skip
 RANKER = Ranker(
     model="animals@1", alpha=0.5, scales=FUSION.scales, weights=WEIGHTS, curve=CURVE, queries=60,
@@ -38,6 +38,11 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+def title_of(document: int) -> str | None:
+    """Return a title; every fifth document has none."""
+    return " ".join(WORDS[document % 7 : document % 7 + 1 + document % 3]) if document % 5 else None
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("learned")
@@ -45,6 +50,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(5)
     columns: dict[str, Any] = {
         "document_id": [f"t{row // 4}" for row in range(ROWS)],
+        "title": [title_of(row // 4) for row in range(ROWS)],
+        "text_start": [row % 4 * 400 if row % 8 < 6 else None for row in range(ROWS)],
         "text": [" ".join(random.choice(WORDS, random.integers(1, 9))) for _ in range(ROWS)],
         "even": [row % 2 == 0 for row in range(ROWS)],
     }
@@ -102,6 +109,17 @@ def test_hits_are_in_the_order_of_the_ranker(client: scannery.Client, name: str,
         assert hit.features == pytest.approx(features[hit.id], abs=1e-6)
     assert fused.explanation is not None
     assert fused.explanation.ranker is None
+
+
+@pytest.mark.parametrize("question", ["ant bee", "the dog and the fox", "zebra"])
+def test_features_tell_titles_and_places_in_documents(client: scannery.Client, question: str) -> None:
+    for hit in client.index("four").search(question, CANDIDATES, explain=True, exact=True):
+        row = int(hit.id[1:])
+        title = (title_of(row // 4) or "").split()
+        share = len({*question.split()} & {*title}) / max(1, len(title))
+        start = row % 4 * 400 if row % 8 < 6 else 0
+        assert hit.features["title_share"] == pytest.approx(share)
+        assert hit.features["passage_start"] == pytest.approx(np.log1p(start / 500))
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
