@@ -332,7 +332,7 @@ def _features_of(parts: Sequence[tuple[int, np.ndarray, pb.LeafFound]]) -> tuple
     While some leaf is of a release that does not know titles and places in documents, no row has any.
     """
     keys, tables = [], []
-    have_texts = all(result.text_features for _, _, result in parts)
+    have_texts = all(result.text_features for _, numbers_R, result in parts if len(numbers_R))
     for group, numbers_R, result in parts:
         keys.append(keys_of(Ranking(np.full(len(numbers_R), group), numbers_R, EMPTY.scores)))
         table_RC = np.frombuffer(result.features, "<f8").reshape(len(numbers_R), -1)
