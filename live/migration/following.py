@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Sequence
@@ -29,9 +28,7 @@ from scannery.live.row_tables import rows_of_documents, stored_schema
 __all__ = ["Follower", "Position"]
 
 NEAR_S = 0.3
-"""Time of a step after which a mirror is near the end of the log: what is written meanwhile takes less."""
-CONVERGED = 0.7
-"""Share of the time of the step before above which further steps bring a mirror no nearer."""
+"""Time of the mutations that a mirror lacks, for which writes may wait."""
 READ_BYTES = 8 << 20
 """Records that are converted at once: their rows are in memory, and a process that is killed converts them again."""
 
@@ -90,15 +87,19 @@ class Follower:
         return position
 
     def catch_up(self) -> Position:
-        """Take over mutations until a step is short, or no shorter than the one before: writes go on; as `follow`."""
-        before_s = math.inf
+        """Take over mutations until the others take NEAR_S, or grow as fast: writes go on; raises as `follow`."""
+        before: Position | None = None
         while True:
             began_s = time.monotonic()
             position = self._step()
             step_s = time.monotonic() - began_s
-            if not position.behind or step_s < NEAR_S or step_s > CONVERGED * before_s:
+            if before is not None:
+                taken = position.sequence - before.sequence
+                if position.behind >= before.behind or step_s * position.behind < NEAR_S * taken:
+                    return position
+            elif not position.behind:
                 return position
-            before_s = step_s
+            before = position
 
     def _step(self) -> Position:
         """Take over some mutations."""

@@ -6,6 +6,8 @@ The order of the steps lets a process be killed after any of them; the next exch
 
 from __future__ import annotations
 
+import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -36,6 +38,10 @@ from scannery.runtime.mirror_names import mirror_name
 
 __all__ = ["settle", "switch"]
 
+NEAR_S = 2.0
+"""Time of a turn of following and sealing for which writes may wait."""
+CONVERGED = 0.7
+"""Share of the time of the turn before above which further turns bring an exchange no nearer."""
 ATTEMPTS = 10
 """Attempts to exchange the contents, if other processes commit versions of the index meanwhile."""
 
@@ -58,12 +64,7 @@ def switch(store: Store, index: str, follower: Follower, *, log_root: LogRoot | 
 
     """
     settle(store, index)
-    mirror = mirror_name(index)
-    # What is done before the mark need not be done while writes wait.
-    follower.catch_up()
-    for name in (index, mirror):
-        seal(store, name, log_root=log_root)
-    follower.catch_up()
+    _approach(store, index, follower, log_root)
     for _ in range(ATTEMPTS):
         mark = _mark(store, index, log_root)
         try:
@@ -74,6 +75,21 @@ def switch(store: Store, index: str, follower: Follower, *, log_root: LogRoot | 
         finally:
             _pass(store, index, mark)
     raise AlreadyExistsError(f"index {index!r}: new versions were committed in each attempt; run this again")
+
+
+def _approach(store: Store, index: str, follower: Follower, log_root: LogRoot | None) -> None:
+    """Follow and seal until little is left for the time in which writes wait, or as much as before."""
+    before_s = math.inf
+    while True:
+        began_s = time.monotonic()
+        follower.catch_up()
+        for name in (index, mirror_name(index)):
+            seal(store, name, log_root=log_root)
+        turn_s = time.monotonic() - began_s
+        if turn_s < NEAR_S or turn_s > CONVERGED * before_s:
+            break
+        before_s = turn_s
+    follower.catch_up()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from scannery.live.maintenance.goals import Goal, Progress, is_due, set_goal, te
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
-from scannery.live.migration import mirrors, switching
+from scannery.live.migration import following, mirrors, switching
 from scannery.live.migration.conversion import Conversion, changed_spec
 from scannery.live.migration.errors import MigrationError, MirrorBrokenError, UnencodableError
 from scannery.live.migration.filling import convert_base, fill
@@ -117,6 +117,17 @@ def test_an_exchange_and_back(migrated: Migrated) -> None:
     assert migrated.newest.search(text_of(0, 2), k=1)[0].id == "d0"
     follower.follow()
     assert migrated.texts("talks-mirror") == expected
+
+
+def test_a_mirror_catches_up_with_many_steps_of_the_same_length(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = migrated.begin()
+    for number in range(8):
+        sequence = migrated.write(range(number, number + 1), revision=1)
+    monkeypatch.setattr(following, "READ_BYTES", 1)  # a step takes over a mutation
+    monkeypatch.setattr(following, "NEAR_S", 0.0)
+    assert follower.catch_up() == following.Position(sequence, 0)
 
 
 def test_vectors_of_the_mirror_are_those_of_its_encoder(migrated: Migrated) -> None:
