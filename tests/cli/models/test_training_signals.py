@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +12,15 @@ from scannery.cli.commands.models import train
 from scannery.cli.commands.models.train import _stopping
 
 
+@pytest.fixture
+def interrupting() -> Iterator[None]:
+    """Have SIGINT raise KeyboardInterrupt, also in a process that was started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupting")
 def test_a_signal_that_is_sent_twice_at_once_ends_after_the_step_and_a_later_one_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
