@@ -62,14 +62,14 @@ def served(kind: str, store: Path, log: str) -> Iterator[str]:
             yield server.address
 
 
-# A server alone is killed beside a migration by test_migrating.py, too.
-ALONE = pytest.param(
-    "server", marks=pytest.mark.skipif(LONG_SHARE < 1, reason="two minutes: SCANNERY_LONG_SHARE=1")
-)
+WHOLE = pytest.mark.skipif(LONG_SHARE < 1, reason="two minutes: SCANNERY_LONG_SHARE=1")
+"""Of a single server: test_migrating.py kills what migrates for one, too."""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [ALONE, "cluster", "postgres"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("server", marks=WHOLE), "cluster", pytest.param("postgres", marks=WHOLE)]
+)
 def test_a_migration_that_is_killed_loses_nothing(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -15,6 +15,7 @@ from scannery.client import Migration
 from scannery.indexer import Store, read_manifest
 from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
+from tests.data import LONG_SHARE
 from tests.http1 import eventually
 from tests.live.migration.traffic import INDEX, Traffic, text_of
 from tests.served import MINILM, connected, serving
@@ -22,6 +23,7 @@ from tests.served import MINILM, connected, serving
 pytestmark = pytest.mark.system
 DOCUMENTS = 60
 ENCODER = {"model": MINILM, "dimensions": 64}
+WHOLE = pytest.mark.skipif(LONG_SHARE < 1, reason="a minute of starts of processes: SCANNERY_LONG_SHARE=1")
 MOST_S = 300.0
 """Longest wait for a step, which starts a process that loads a model."""
 
@@ -48,7 +50,7 @@ def waited(client: scannery.Client, is_met: Callable[[Migration], bool]) -> Migr
     return migration
 
 
-@pytest.mark.parametrize("wire", ["HTTP", pytest.param("embedded", marks=pytest.mark.long)])
+@pytest.mark.parametrize("wire", ["HTTP", pytest.param("embedded", marks=[pytest.mark.long, WHOLE])])
 def test_a_migration_there_and_back(tmp_path: Path, wire: str) -> None:
     create(tmp_path / "store")
     with connected(tmp_path / "store", wire) as client:
