@@ -151,11 +151,11 @@ def test_a_run_that_is_stopped_saves_its_last_step(places: list[Store], undistur
 
 
 def test_a_run_that_is_stopped_names_the_step_that_is_saved(places: list[Store], tmp_path: Path) -> None:
-    asked = iter([False, False, True])
+    stops = iter([False, False, True])
     [place] = places[:1]
     (tmp_path / "near" / "_models").write_text("no folder can be made here")
     with pytest.raises(StoppedError, match="step 3 of 12; the same command goes on from step 0"):
-        run(model(), [place], is_stopped=lambda: next(asked))
+        run(model(), [place], is_stopped=lambda: next(stops))
 
 
 def test_on_a_full_disk_a_checkpoint_takes_the_space_of_the_one_before(
@@ -167,9 +167,9 @@ def test_on_a_full_disk_a_checkpoint_takes_the_space_of_the_one_before(
         file.write(data)
 
     monkeypatch.setattr(folder_backend, "_write_synced", written_if_it_fits)
-    asked = iter([False] * 6 + [True])
+    stops = iter([False] * 6 + [True])
     with pytest.raises(StoppedError, match="step 7 of 12; the same command goes on from there"):
-        run(model(), places[:1], is_stopped=lambda: next(asked))
+        run(model(), places[:1], is_stopped=lambda: next(stops))
     assert len(keys(places[0])) == 2
     modules = model()
     assert run(modules, places[:1]).resumed_at == 7

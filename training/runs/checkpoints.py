@@ -124,7 +124,7 @@ class Checkpoints:
             store.write(key, data)
 
     def _remove_former(self, store: Store, keep: int) -> int:
-        """Remove all but so many of the newest, and return how many these were."""
+        """Remove all but the newest `keep`, and return how many were removed."""
         keys = sorted(item.key for item in store.list(self._prefix) if _NAME.fullmatch(_last(item.key)))
         for key in keys[:-keep]:
             store.delete(key)

@@ -63,7 +63,7 @@ def served(kind: str, store: Path, log: str) -> Iterator[str]:
 
 
 WHOLE = pytest.mark.skipif(LONG_SHARE < 1, reason="two minutes: SCANNERY_LONG_SHARE=1")
-"""Of a single server: test_migrating.py kills what migrates for one, too."""
+"""Of servers alone: test_migrating.py kills what migrates for one, and logs in PostgreSQL have tests of kills."""
 
 
 @pytest.mark.long
