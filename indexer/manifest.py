@@ -495,6 +495,10 @@ class Mirror(_Record):
     former: bool = False
     """Whether it has what the mirrored index had before their contents were exchanged."""
 
+    def follows(self, source: Manifest) -> bool:
+        """Return whether a version of the mirrored index has changed by live updates alone since the one followed."""
+        return (source.switches, source.log_floor, source.builds) == (self.switches, self.floor, self.builds)
+
 
 class NamedModel(_Record):
     """A model by what callers may name it."""

@@ -107,14 +107,18 @@ def is_due(store: Store, mirror: Manifest, sequence: int) -> bool:
     """Return whether a process has something to do for a mirror, which has the mutations up to a sequence.
 
     A mirror whose goal is reached follows when the index is sealed: `--undo` takes over what is in the log. And an
-    error is told until a process has ended without one: one that was late may have been all that failed.
+    error is told until a process has ended without one: one that was late may have been all that failed. That a build
+    has ended the way back is told once: it begins again when someone wants to go it.
     """
-    goal = goal_of(store, mirror.index)
-    if goal is None or mirror.mirror is None:
+    goal, followed = goal_of(store, mirror.index), mirror.mirror
+    if goal is None or followed is None:
         return False
-    if not is_reached(goal, mirror) or progress_of(store, mirror.index).error:
+    if not is_reached(goal, mirror):
         return True
-    return read_manifest(store, mirror.mirror.index).log_sequence > sequence
+    source, error = read_manifest(store, followed.index), progress_of(store, mirror.index).error
+    if goal is not Goal.MIRROR and not followed.follows(source):
+        return not error
+    return bool(error) or source.log_sequence > sequence
 
 
 def _key(mirror: str, name: str) -> str:

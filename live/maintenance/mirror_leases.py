@@ -13,15 +13,22 @@ KEEP = timedelta(days=7)
 """How long a mirror that nothing works on keeps what it needs of the mirrored index: its base, and the log after it."""
 
 
-def keep_source(store: Store, mirror: str, source: Manifest, *, after: int) -> None:
+def keep_source(store: Store, mirror: str, source: Manifest, *, after: int, exchanged: bool = False) -> None:
     """Keep a version of a mirrored index, and its log after a sequence, for KEEP from now on.
+
+    Args:
+        store: of both.
+        mirror: name of the mirror.
+        source: manifest of the version.
+        after: the sequence.
+        exchanged: whether the next version has the content of the mirror: it is kept, too.
 
     Raises:
         StoreError: the store cannot be written.
 
     """
     lease = {
-        "versions": [source.version],
+        "versions": [source.version, source.version + 1] if exchanged else [source.version],
         "log_after": after,
         "expires_at": (datetime.now(timezone.utc) + KEEP).isoformat(),
     }

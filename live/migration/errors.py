@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from scannery.runtime.errors import DEFECT, ServingError
 
-__all__ = ["MigrationError", "MirrorBrokenError", "MirrorRenewedError", "UnencodableError", "not_exchanged"]
+__all__ = [
+    "MigrationError",
+    "MirrorBrokenError",
+    "MirrorRenewedError",
+    "UnencodableError",
+    "exchanged_meanwhile",
+    "not_exchanged",
+]
 
 
 class MigrationError(ServingError, code="FAILED_PRECONDITION"):
@@ -21,6 +28,14 @@ class MirrorRenewedError(MigrationError):
 
 class UnencodableError(MigrationError, exit_code=DEFECT):
     """A datapoint cannot get a vector of the new encoder."""
+
+
+def exchanged_meanwhile(index: str) -> MigrationError:
+    """Return the error of a process beside one that has exchanged the contents of an index and its mirror."""
+    return MigrationError(
+        f"another process has exchanged the contents of index {index!r} and its mirror: run this again",
+        field="index",
+    )
 
 
 def not_exchanged(index: str, field: str) -> MigrationError:

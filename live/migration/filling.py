@@ -93,7 +93,7 @@ def convert_base(
         encoders: encoders of the mirror.
         part: number of a part and of all parts: units whose number leaves that remainder are converted.
         cache: for opening segments; None: the default cache.
-        progress: called after each unit.
+        progress: called at the beginning, and after each unit.
 
     Raises:
         MirrorBrokenError: the base was removed.
@@ -108,7 +108,9 @@ def convert_base(
     existing, units = _results(store, mirror), [*_units(base, mirror)]
     reuse = Reuse(store, mirror, existing - {unit.key for unit in units}, cache=cache)
     sample: list[_Unit] | None = None if _has_maps(mirror, base.manifest) else []
-    done = encoded = 0
+    done, encoded = sum(unit.size for unit in units if unit.key in existing), 0
+    # Of a mirror that begins again, what was told before is not true any more.
+    progress(Filled(done=done, total=base.manifest.rows, encoded=0))
     for number, unit in enumerate(units):
         if unit.key not in existing and number % part[1] == part[0]:
             stored = unit.rows(schema)
@@ -116,16 +118,14 @@ def convert_base(
             rows = reuse.conversion(conversion, documents).rows(stored)
             _write_result(store, mirror, unit.key, rows)
             existing.add(unit.key)
-            encoded += unit.size
+            done, encoded = done + unit.size, encoded + unit.size
             keep_source(store, mirror.index, base.manifest, after=base.manifest.log_sequence)
-        if unit.key in existing:
-            done += unit.size
             progress(Filled(done=done, total=base.manifest.rows, encoded=encoded))
-            if sample is not None:
-                sample.append(unit)
-                if sum(each.size for each in sample) >= min(SAMPLE_ROWS, base.manifest.rows):
-                    _publish_maps(store, conversion, sample)
-                    sample = None
+        if unit.key in existing and sample is not None:
+            sample.append(unit)
+            if sum(each.size for each in sample) >= min(SAMPLE_ROWS, base.manifest.rows):
+                _publish_maps(store, conversion, sample)
+                sample = None
     return Filled(done=done, total=base.manifest.rows, encoded=encoded)
 
 

@@ -21,7 +21,7 @@ from scannery.live.maintenance.mirror_leases import keep_source
 from scannery.live.memtable import LiveState, begin, entries_for, state_after
 from scannery.live.migration.conversion import Conversion
 from scannery.live.migration.errors import MirrorBrokenError
-from scannery.live.migration.mirrors import VectorsOfSpec, check_followed, follow_spec
+from scannery.live.migration.mirrors import VectorsOfSpec, check_filled, check_followed, follow_spec
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import rows_of_documents, stored_schema
 
@@ -78,6 +78,7 @@ class Follower:
 
         Raises:
             MirrorBrokenError: the index was built, replaced, rolled back or exchanged, or its log was cut.
+            MirrorRenewedError: another process has had the mirror begin again.
             UnencodableError: a mutation has a datapoint that cannot be converted.
             WrongLogError, CorruptError, FormatError, StoreError: a log cannot be read or written.
 
@@ -107,6 +108,7 @@ class Follower:
         assert mirror.mirror is not None
         source = read_manifest(self._store, mirror.mirror.index)
         check_followed(source, mirror)
+        check_filled(mirror)
         mirror = follow_spec(self._store, source, mirror, self._vectors_of)
         log = checked_log(log_home(self._store, source.index, self._log_root), source)
         if log is None:

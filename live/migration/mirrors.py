@@ -28,12 +28,18 @@ from scannery.live.log.records import encoder_digests
 from scannery.live.maintenance.mirror_leases import keep_source, release_source
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration.conversion import changed_spec, whole_changes
-from scannery.live.migration.errors import MigrationError, MirrorBrokenError, MirrorRenewedError
+from scannery.live.migration.errors import (
+    MigrationError,
+    MirrorBrokenError,
+    MirrorRenewedError,
+    exchanged_meanwhile,
+)
 from scannery.runtime.mirror_names import mirror_name
 
 __all__ = [
     "VectorsOfSpec",
     "begin_mirror",
+    "check_filled",
     "check_followed",
     "check_there",
     "follow_spec",
@@ -78,12 +84,25 @@ def check_there(store: Store, mirror: Manifest) -> None:
             f"another process has abandoned the migration with mirror {name!r}", field="index"
         )
     if now.mirror is None or mirror.mirror is None or now.mirror.base != mirror.mirror.base:
-        raise MirrorRenewedError(
-            f"another process has begun mirror {name!r} again from a later version: run this again",
-            field="index",
-        )
+        raise _renewed_error(name)
     if now.mirror.filled != mirror.mirror.filled:
         raise MigrationError(f"another process has filled index {name!r}: run this again", field="index")
+
+
+def check_filled(mirror: Manifest) -> None:
+    """Check that a mirror which was filled has not begun again since; else MirrorRenewedError.
+
+    What it has until it is filled again is that of a former version of the index.
+    """
+    assert mirror.mirror is not None
+    if not mirror.mirror.filled:
+        raise _renewed_error(mirror.index)
+
+
+def _renewed_error(name: str) -> MirrorRenewedError:
+    return MirrorRenewedError(
+        f"another process has begun mirror {name!r} again from a later version: run this again", field="index"
+    )
 
 
 def begin_mirror(
@@ -313,13 +332,8 @@ def check_followed(source: Manifest, mirror: Manifest) -> None:
             f"`scannery index migrate {source.index} --abandon`, or `abandon_migration`, and begin it again"
         )
     if source.switches > followed.switches:
-        raise MigrationError(
-            f"another process has exchanged the contents of index {source.index!r} and its mirror: run this again",
-            field="index",
-        )
-    now = (source.switches, source.log_floor, source.builds)
-    then = (followed.switches, followed.floor, followed.builds)
-    if now != then:
+        raise exchanged_meanwhile(source.index)
+    if not followed.follows(source):
         raise MirrorBrokenError(
             f"index {source.index!r} was built, compacted, replaced or rolled back since its mirror follows it: "
             f"`scannery index migrate {source.index}` (with `--undo` for the way back) goes on from there, and "

@@ -32,8 +32,9 @@ from scannery.live.log.records import Mutation, encode
 from scannery.live.maintenance.mirror_leases import keep_source
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration.conversion import changed_spec, former_values
+from scannery.live.migration.errors import exchanged_meanwhile
 from scannery.live.migration.following import Follower
-from scannery.live.migration.mirrors import check_followed, mirror_of, mirrored_spec
+from scannery.live.migration.mirrors import check_filled, check_followed, mirror_of, mirrored_spec
 from scannery.runtime.mirror_names import mirror_name
 
 __all__ = ["settle", "switch"]
@@ -46,7 +47,14 @@ ATTEMPTS = 10
 """Attempts to exchange the contents, if other processes commit versions of the index meanwhile."""
 
 
-def switch(store: Store, index: str, follower: Follower, *, log_root: LogRoot | None = None) -> Manifest:
+def switch(
+    store: Store,
+    index: str,
+    follower: Follower,
+    *,
+    switches: int | None = None,
+    log_root: LogRoot | None = None,
+) -> Manifest:
     """Exchange the contents of an index and its mirror, and return the new version of the index.
 
     The mirror then has the former content, and follows the index as before.
@@ -55,25 +63,30 @@ def switch(store: Store, index: str, follower: Follower, *, log_root: LogRoot | 
         store: of both.
         index: name of the index.
         follower: of its mirror.
+        switches: `Manifest.switches` of the content that is exchanged; None: the current one.
         log_root: parent folder of all logs, or their database; None: the folder of the store.
 
     Raises:
         AlreadyExistsError: other processes committed versions of the index in each of ATTEMPTS attempts.
+        MigrationError: another process has exchanged the contents.
         MirrorBrokenError, UnencodableError: as `Follower.follow`.
         BuildError, StoreError, WrongLogError: as `seal`.
 
     """
     settle(store, index)
+    if switches is None:
+        switches = read_manifest(store, index).switches
     _approach(store, index, follower, log_root)
     for _ in range(ATTEMPTS):
-        mark = _mark(store, index, log_root)
+        mark, published = _mark(store, index, log_root), None
         try:
             with working(store, index) as lease, suppress(AlreadyExistsError):
-                published = _switched(store, index, follower, lease, mark, log_root)
-                settle(store, index)
-                return published
+                published = _switched(store, index, follower, lease, mark, switches, log_root)
         finally:
             _pass(store, index, mark)
+        if published is not None:
+            settle(store, index)
+            return published
     raise AlreadyExistsError(f"index {index!r}: new versions were committed in each attempt; run this again")
 
 
@@ -104,7 +117,13 @@ class _Mark:
 
 
 def _switched(
-    store: Store, index: str, follower: Follower, lease: WorkLease, mark: _Mark, log_root: LogRoot | None
+    store: Store,
+    index: str,
+    follower: Follower,
+    lease: WorkLease,
+    mark: _Mark,
+    switches: int,
+    log_root: LogRoot | None,
 ) -> Manifest:
     mirror = mirror_name(index)
     with ThreadPoolExecutor(1) as pool:  # writes wait for both
@@ -114,13 +133,16 @@ def _switched(
         sealed.result()
     former, new = hold_current(store, index, lease), read_manifest(store, mirror)
     assert former is not None
+    if former.switches != switches:
+        raise exchanged_meanwhile(index)
     check_followed(former, new)  # again: a rollback passes the mark, as no build does that began before it
+    check_filled(new)
     # A version that was committed meanwhile may pass the mark; then records of its encoder may follow it.
     # And one that altered the spec has columns that the mirror lacks.
     altered = mirrored_spec(former, new).model_dump(mode="json") != new.spec.model_dump(mode="json")
     if altered or former.version >= mark.version or new.log_sequence < mark.sequence:
         raise AlreadyExistsError(f"index {index!r}: a version was committed meanwhile")
-    keep_source(store, mirror, former, after=mark.sequence)
+    keep_source(store, mirror, former, after=mark.sequence, exchanged=True)
     lease.hold(parent=former.version, files=_shared_keys(new, index).values())
     _share_files(store, new, index)
     return commit(store, _exchanged(former, new, mark.sequence))
@@ -173,27 +195,47 @@ def settle(store: Store, index: str) -> None:
     """Give the mirror of an index the former content, if a process was killed between the two steps of an exchange.
 
     Raises:
-        NotFoundError: the former version was removed, or the index was dropped.
+        NotFoundError: a version of the exchange was removed, or the index was dropped.
+        AlreadyExistsError: other processes committed versions of the mirror in each of ATTEMPTS attempts.
 
     """
-    mirror = mirror_of(store, index)
-    followed = mirror.mirror
-    assert followed is not None
-    versions = [read_manifest(store, index, number) for number in list_versions(store, index)]
-    if not versions:
-        raise NotFoundError(f"index {index!r} was dropped: abandon the migration", field="index")
-    if versions[-1].switches == followed.switches:
-        return
-    before = [each for each in versions if each.switches == followed.switches]
-    after = [each for each in versions if each.switches == followed.switches + 1]
-    if not before or not after:
-        raise NotFoundError(
-            f"the version of index {index!r} before the exchange was removed: abandon the migration",
-            field="index",
-        )
-    former, new = before[-1], after[0]
-    with working(store, mirror.index, files=_shared_keys(former, mirror.index).values()):
-        _settle(store, mirror, former, new)
+    for _ in range(ATTEMPTS):
+        mirror = mirror_of(store, index)
+        followed = mirror.mirror
+        assert followed is not None
+        versions = _versions(store, index)
+        if not versions:
+            raise NotFoundError(f"index {index!r} was dropped: abandon the migration", field="index")
+        if versions[-1].switches == followed.switches:
+            return
+        before = [each for each in versions if each.switches == followed.switches]
+        after = [each for each in versions if each.switches == followed.switches + 1]
+        # A later one has more writes, which the mirror would lack.
+        if not before or not after or after[0].version != before[-1].version + 1:
+            raise NotFoundError(
+                f"a version of index {index!r} right before or after the exchange was removed: abandon the migration",
+                field="index",
+            )
+        former, new = before[-1], after[0]
+        # The mirror may be merged meanwhile, or another process does the same.
+        with (
+            suppress(AlreadyExistsError),
+            working(store, mirror.index, files=_shared_keys(former, mirror.index).values()),
+        ):
+            _settle(store, mirror, former, new)
+            return
+    raise AlreadyExistsError(
+        f"mirror of {index!r}: new versions were committed in each attempt; run this again"
+    )
+
+
+def _versions(store: Store, index: str) -> list[Manifest]:
+    """Return the manifests of all versions of an index; garbage collection may remove some meanwhile."""
+    versions = []
+    for number in list_versions(store, index):
+        with suppress(NotFoundError):
+            versions.append(read_manifest(store, index, number))
+    return versions
 
 
 def _settle(store: Store, mirror: Manifest, former: Manifest, new: Manifest) -> None:

@@ -128,7 +128,7 @@ def migrate_command(
         if queries is not None and qrels is not None:
             migration.compare(store, queries, qrels, timeout, passages=passages)
     if not no_switch:
-        migration.switch()
+        migration.switch(Goal.UNDO if undo else Goal.SWITCH)
     _print_status(migration, as_json=as_json)
     if follow:
         migration.follow()

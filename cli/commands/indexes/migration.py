@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -108,9 +108,12 @@ class Migration:
         return vectors
 
     def settle(self) -> None:
-        """Finish an exchange whose process was ended."""
-        with suppress(NotFoundError):
-            settle(self._store, self._index)
+        """Finish an exchange whose process was ended, if the index is migrated."""
+        try:
+            mirror_of(self._store, self._index)
+        except NotFoundError:
+            return
+        settle(self._store, self._index)
 
     @property
     def is_exchanged(self) -> bool:
@@ -181,12 +184,12 @@ class Migration:
         """Convert what is not converted, fill the mirror, and have it take over writes made meanwhile."""
         self._renewing(partial(self._caught_up, self._convert_shown))
 
-    def switch(self) -> None:
-        """Exchange the contents of the index and its mirror, which catches up first."""
+    def switch(self, goal: Goal = Goal.SWITCH) -> None:
+        """Exchange the contents of the index and its mirror, which catches up first; not if that goal is reached."""
 
         def switch_now() -> None:
             self._caught_up(self._convert_shown)
-            self._switch()
+            self._switch(goal)
 
         self._renewing(switch_now)
 
@@ -290,9 +293,14 @@ class Migration:
             maps[number] = each.model_copy(update=ndcg)
         put_maps(self._store, sides, maps)
 
-    def _switch(self) -> None:
-        began_s = time.monotonic()
-        switch(self._store, self._index, self._follower, log_root=self._log_root)
+    def _switch(self, goal: Goal) -> None:
+        mirror, began_s = self._mirror, time.monotonic()
+        assert mirror.mirror is not None
+        # Another process may have done it since this one began: doing it again would take it back.
+        if is_reached(goal, mirror):
+            return
+        switches = mirror.mirror.switches
+        switch(self._store, self._index, self._follower, switches=switches, log_root=self._log_root)
         typer.echo(f"exchanged in {time.monotonic() - began_s:.2f} s", err=True)
 
     def aim(self, goal: Goal) -> None:
@@ -332,8 +340,7 @@ class Migration:
 
         def lead() -> None:
             self._caught_up(partial(self._convert, (0, 1), _Report(self._store, mirror, changed).show))
-            if not is_reached(goal, self._mirror):
-                self._switch()
+            self._switch(goal)
             self._follower.follow()
 
         self.settle()
@@ -425,7 +432,7 @@ class _Report:
 
     def __init__(self, store: Store, mirror: str, changed: Callable[[], bool]) -> None:
         self._store, self._mirror, self._changed = store, mirror, changed
-        self._began_s = self._told_s = time.monotonic()
+        self._began_s, self._told_s = time.monotonic(), -math.inf
 
     def show(self, filled: Filled) -> None:
         """Tell it, at most once in TELL_S; raises _GoalChangedError if there is another goal."""

@@ -18,13 +18,18 @@ from scannery.indexer import Manifest, Store, alter_index, read_manifest
 from scannery.indexer.versions.leases import read_leases
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.maintenance.drop import drop
-from scannery.live.maintenance.goals import Goal, set_goal
+from scannery.live.maintenance.goals import Goal, is_due, progress_of, set_goal, tell_problem
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.live.migration import filling, mirrors, switching
 from scannery.live.migration.conversion import Conversion
-from scannery.live.migration.errors import MigrationError, MirrorBrokenError, UnencodableError
+from scannery.live.migration.errors import (
+    MigrationError,
+    MirrorBrokenError,
+    MirrorRenewedError,
+    UnencodableError,
+)
 from scannery.live.migration.filling import convert_base
 from scannery.live.migration.mirrors import mirror_of, renew_mirror
 from scannery.pipelines import build, compact
@@ -125,7 +130,7 @@ def test_the_way_back_goes_on_after_a_compaction(migrated: Migrated) -> None:
     migrated.write(range(4, 6), revision=2)
     expected = migrated.texts()
     migration.check_exchanged()
-    migration.switch()
+    migration.switch(Goal.UNDO)
     manifest = read_manifest(migrated.store, INDEX)
     assert (manifest.dimensions, manifest.switches) == (384, 2)
     assert migrated.texts() == expected and expected["d5"] == text_of(5, 2)
@@ -140,12 +145,37 @@ def test_servers_make_a_way_back_again_when_it_is_gone(migrated: Migrated) -> No
     migrated.write(range(2), revision=1)
     compacted(migrated)
     seal(migrated.store, INDEX)
+    mirror = read_manifest(migrated.store, "talks-mirror")
+    assert is_due(migrated.store, mirror, mirror.log_sequence)
     with pytest.raises(MirrorBrokenError, match="compacted.*`--undo` for the way back"):
         migration._is_led(Goal.SWITCH)
+    tell_problem(migrated.store, mirror.index, "was compacted")
+    # It is told, and there is nothing to do until someone goes back.
+    assert not is_due(migrated.store, mirror, mirror.log_sequence)
     set_goal(migrated.store, "talks-mirror", Goal.UNDO)
     assert migration._is_led(Goal.UNDO)
     assert read_manifest(migrated.store, INDEX).dimensions == 384
     assert migrated.texts()["d1"] == text_of(1, 1)
+
+
+def test_what_is_told_of_a_mirror_that_begins_again_is_true(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration = Migration(migrated.store, INDEX, None)
+    migration.begin(CHANGES)
+    set_goal(migrated.store, "talks-mirror", Goal.MIRROR)
+    assert migration._is_led(Goal.MIRROR)
+    migrated.write(range(2), revision=1)
+    compacted(migrated)
+    reports, rows_of = [], Conversion.rows
+
+    def told(conversion: Conversion, rows: Any) -> Any:
+        reports.append(progress_of(migrated.store, "talks-mirror"))
+        return rows_of(conversion, rows)
+
+    monkeypatch.setattr(Conversion, "rows", told)
+    assert migration._is_led(Goal.MIRROR)
+    assert (reports[0].converted, reports[0].to_convert) == (0, DOCUMENTS)
 
 
 def test_a_datapoint_that_got_a_text_is_converted(migrated: Migrated, encoded: list[str]) -> None:
@@ -271,6 +301,48 @@ def test_an_exchange_does_not_undo_a_rollback_that_lands_within_it(
     migration.switch()
     assert read_manifest(migrated.store, INDEX).switches == 1
     assert migrated.texts()["d2"] == text_of(2, 0)
+
+
+def test_a_mirror_that_another_process_begins_again_is_not_exchanged_before_it_is_filled(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration = Migration(migrated.store, INDEX, None)
+    migration.begin(CHANGES)
+    migration.catch_up()
+    mark = switching._mark
+
+    def begun_again(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        built_beside(migrated, text="of a build")
+        assert renew_mirror(migrated.store, INDEX, migrated.vectors_of)
+        return mark(*arguments)
+
+    monkeypatch.setattr(switching, "_mark", begun_again)
+    migration.switch()
+    assert read_manifest(migrated.store, INDEX).dimensions == 64
+    assert migrated.texts()["d1"] == "of a build"
+
+
+def built_beside(migrated: Migrated, text: str) -> None:
+    """Replace a document by a build."""
+    path = migrated.folder.with_name("input.jsonl")
+    path.write_text(json.dumps({"id": "d1", "text": text}))
+    spec = read_manifest(migrated.store, INDEX).spec.model_dump(mode="json", exclude_none=True)
+    build(spec, [str(path)], migrated.store.uri, mode="upsert")
+
+
+def test_nobody_follows_for_a_mirror_that_begins_again(migrated: Migrated) -> None:
+    migration = Migration(migrated.store, INDEX, None)
+    migration.begin(CHANGES)
+    migration.catch_up()
+    migrated.write(range(2), revision=1)
+    compacted(migrated)
+    assert renew_mirror(migrated.store, INDEX, migrated.vectors_of)
+    migrated.write(range(3), revision=1)
+    with pytest.raises(MirrorRenewedError, match="begun mirror 'talks-mirror' again"):
+        migration._follower.follow()
+    migration.switch()
+    assert migrated.texts()["d2"] == text_of(2, 1)
 
 
 def test_versions_that_land_within_a_renewal_are_waited_for(

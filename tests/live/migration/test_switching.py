@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from scannery.indexer import (
     Store,
     VectorsInfo,
     alter_index,
+    collect_garbage,
     read_manifest,
 )
 from scannery.indexer.versions.leases import read_leases
-from scannery.indexer.versions.versions import hold_current, tombstone_key
+from scannery.indexer.versions.versions import hold_current, republish, tombstone_key
 from scannery.live.maintenance import scheduler
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.goals import Goal, Progress, is_due, set_goal, tell
@@ -151,11 +153,8 @@ def test_an_exchange_that_fails_at_any_step_loses_nothing(
     follower = migrated.begin()
     migrated.write(range(10), revision=1)
 
-    def fails(*arguments: Any, **options: Any) -> Any:
-        raise RuntimeError("ended here")
-
     with monkeypatch.context() as patch:
-        patch.setattr(switching, step, fails)
+        patch.setattr(switching, step, ended)
         with pytest.raises(RuntimeError, match="ended here"):
             switch(migrated.store, INDEX, follower)
     migrated.write(range(10, 20), revision=2)
@@ -170,6 +169,76 @@ def test_an_exchange_that_fails_at_any_step_loses_nothing(
         == expected | {f"d{number}": text_of(number, 3) for number in (20, 21)}
     )
     assert {switched.dimensions, read_manifest(migrated.store, "talks-mirror").dimensions} == {64, 384}
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["while it is kept", "seven days later"])
+def test_an_exchange_is_finished_by_its_own_versions(
+    migrated: Migrated, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = migrated.begin()
+    migrated.write(range(3), revision=1)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="ended here"):
+        patch.setattr(switching, "_settle", ended)
+        switch(migrated.store, INDEX, follower)
+    for number in range(3, 6):
+        migrated.write(range(number, number + 1), revision=2)
+        seal(migrated.store, INDEX)
+    for lease in migrated.store.list(f"{INDEX}/leases"):
+        if not (kept and "talks-mirror" in lease.key):
+            migrated.store.delete(lease.key)
+    collect_garbage(migrated.store, INDEX, keep=1, min_age=timedelta(0))
+    if not kept:
+        with pytest.raises(NotFoundError, match="right before or after the exchange was removed: abandon"):
+            Migration(migrated.store, INDEX, None).settle()
+        return
+    expected = migrated.texts()
+    assert switch(migrated.store, INDEX, follower).dimensions == 384
+    assert migrated.texts() == expected and expected["d3"] == text_of(3, 2)
+
+
+def ended(*arguments: Any, **options: Any) -> Any:
+    raise RuntimeError("ended here")
+
+
+@pytest.mark.parametrize("beside", ["a merge", "another process"])
+def test_what_changes_the_mirror_at_the_end_of_an_exchange_does_not_repeat_it(
+    migrated: Migrated, beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = migrated.begin()
+    migrated.write(range(3), revision=1)
+    finish = switching._settle
+
+    def not_alone(*arguments: Any) -> None:
+        monkeypatch.undo()
+        if beside == "a merge":
+            republish(migrated.store, read_manifest(migrated.store, "talks-mirror"))
+        else:
+            switching.settle(migrated.store, INDEX)
+        finish(*arguments)
+
+    monkeypatch.setattr(switching, "_settle", not_alone)
+    assert switch(migrated.store, INDEX, follower).dimensions == 64
+    sides = [read_manifest(migrated.store, name) for name in (INDEX, "talks-mirror")]
+    assert [(side.dimensions, side.switches) for side in sides] == [(64, 1), (384, 0)]
+
+
+def test_two_processes_make_one_exchange(migrated: Migrated, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (Migration(migrated.store, INDEX, None) for _ in range(2))
+    first.begin(CHANGES)
+    caught_up = Migration._caught_up
+
+    def beside(migration: Migration, convert: Callable[[], None]) -> None:
+        caught_up(migration, convert)
+        monkeypatch.undo()
+        second.switch()
+
+    monkeypatch.setattr(Migration, "_caught_up", beside)
+    first.switch()
+    assert read_manifest(migrated.store, INDEX).switches == 1
+    with pytest.raises(MigrationError, match="another process has exchanged"):
+        switch(migrated.store, INDEX, first._follower, switches=0)
+    assert migrated.write(range(1), revision=1)
+    assert read_manifest(migrated.store, INDEX).dimensions == 64
 
 
 def test_writes_go_on_although_an_exchange_was_killed_after_its_mark(
