@@ -32,6 +32,7 @@ from scannery.indexer import (
     score_sparse,
     weighted_terms,
 )
+from scannery.indexer.lexical import term_patterns
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.query_vectors import Lookup, members_of
@@ -127,9 +128,13 @@ def _title_terms(analyser: Analyser, title: str | None) -> frozenset[str]:
     return frozenset(analyser.terms(title or ""))
 
 
-def _share(terms: Set[str], title: frozenset[str]) -> float:
-    """Return the share of the terms of a title that are among some terms; 0 if it has none."""
-    return len(terms & title) / (len(title) or 1)
+def _share(terms: Set[str], patterns: Sequence[str], title: frozenset[str]) -> float:
+    """Return the share of the terms of a title that are among some terms and patterns; 0 if it has none."""
+    shared = terms & title
+    if patterns:
+        more = title - shared
+        shared |= {term for term in more if any(term_patterns.matches(each, term) for each in patterns)}
+    return len(shared) / (len(title) or 1)
 
 
 class LexicalSearch:
@@ -185,14 +190,19 @@ class LexicalSearch:
         """Return what a learned ranker knows of the titles and places of rows; the arguments are those of `matches`."""
         words, shares_R, starts_R = self._words[query], np.zeros(len(rows_R)), np.zeros(len(rows_R))
         assert isinstance(words, WeightedTerms)
-        analyser, terms = analyser_of(spec_of(self._snapshot.manifest, "hybrid")), words.weights.keys()
+        analyser, terms = analyser_of(spec_of(self._snapshot.manifest, "hybrid")), [*words.weights]
+        # A word with synonyms is one pattern of all of them.
+        patterns = [terms[position] for position in term_patterns.patterns_among(terms)]
         for number in np.unique(numbers_R).tolist():
             is_here_R = numbers_R == number
             segment, rows_H = self._snapshot.segments[number], rows_R[is_here_R]
             starts_R[is_here_R] = np.maximum(segment.text_starts[rows_H], 0)
             titles = segment.titles(rows_H, TITLE_CHARACTERS)
             # Most candidates share their title with others.
-            shares = {title: _share(terms, _title_terms(analyser, title)) for title in {*titles}}
+            shares = {
+                title: _share(words.weights.keys(), patterns, _title_terms(analyser, title))
+                for title in {*titles}
+            }
             shares_R[is_here_R] = [shares[title] for title in titles]
         return TextFeatures(shares_R, starts_R)
 

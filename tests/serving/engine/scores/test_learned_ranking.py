@@ -17,7 +17,7 @@ from scannery.indexer.manifest import Ranker, RelevanceCurve
 from scannery.indexer.models.features import CANDIDATES, FEATURES
 from scannery.indexer.versions.creation import promote_index
 from tests.data import clustered, datapoints
-from tests.served import FUSION, MINILM, RELEVANCE, TEXTS, commit_relevance, publish_version
+from tests.served import FUSION, MINILM, RELEVANCE, TEXTS, commit_relevance, copied, publish_version
 
 pytestmark = pytest.mark.system
 
@@ -120,6 +120,19 @@ def test_features_tell_titles_and_places_in_documents(client: scannery.Client, q
         start = row % 4 * 400 if row % 8 < 6 else 0
         assert hit.features["title_share"] == pytest.approx(share)
         assert hit.features["passage_start"] == pytest.approx(np.log1p(start / 500))
+
+
+@pytest.mark.parametrize("question", ["ant bee", "emmet bee", "antt bee"])
+def test_a_title_has_the_words_of_a_question_and_those_that_they_stand_for(
+    store: Path, tmp_path: Path, question: str
+) -> None:
+    with scannery.connect(copied(store, tmp_path)) as connected:
+        index = connected.index("one")
+        index.alter(search={"synonyms": ["ant, emmet, pismire"]})
+        for hit in index.search(question, CANDIDATES, explain=True, exact=True):
+            title = (title_of(int(hit.id[1:]) // 4) or "").split()
+            share = len({"ant", "bee"} & {*title}) / max(1, len(title))
+            assert hit.features["title_share"] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
