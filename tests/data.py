@@ -142,6 +142,11 @@ def longer(count: int, than: int) -> list[pytest.MarkDecorator]:
     return [pytest.mark.long, pytest.mark.skipif(same, reason=f"as short as {than}: SCANNERY_LONG_SHARE=1")]
 
 
+def at_full_length(time: str) -> pytest.MarkDecorator:
+    """Return the mark of a test that takes some time, and what others test nearly as well: left out of `.ci/run`."""
+    return pytest.mark.skipif(LONG_SHARE < 1, reason=f"{time}: SCANNERY_LONG_SHARE=1")
+
+
 def first_quick(values: Iterable[Any], count: int = 1) -> list[Any]:
     """Return the parameters of a test: the first `count` for every run, the others for `make test-long`."""
     return [

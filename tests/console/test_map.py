@@ -14,7 +14,7 @@ import pytest
 
 from scannery.serving import Server
 from tests.console.consoles import browser_on, console_on
-from tests.data import LONG_SHARE
+from tests.data import at_full_length
 
 pytestmark = pytest.mark.system
 
@@ -46,7 +46,7 @@ def placed(browser: httpx2.Client, wish: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long  # its library compiles for 15 s, as for the map of test_rights.py
-@pytest.mark.skipif(LONG_SHARE < 1, reason="half a minute: SCANNERY_LONG_SHARE=1")
+@at_full_length("half a minute")
 def test_a_map_by_umap_has_the_datapoints_of_the_servers_own(reader: httpx2.Client):
     answer = placed(reader, WISH)
     assert answer["state"] == "done", answer

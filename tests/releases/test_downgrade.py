@@ -12,7 +12,7 @@ import pytest
 
 from scannery.indexer import Store, read_manifest
 from scannery.indexer.versions.levels import LAST_RELEASES, level_of
-from tests.data import LONG_SHARE
+from tests.data import at_full_length
 from tests.embed.tiny_models import make_model
 from tests.releases.former import NOW, Release, Written, release_of
 
@@ -119,11 +119,7 @@ def test_writes_of_both_releases_outlast_upgrade_downgrade_and_upgrade(
 @pytest.mark.parametrize(
     ("level", "log"),
     [
-        pytest.param(
-            *case, marks=pytest.mark.skipif(LONG_SHARE < 1, reason="a minute: SCANNERY_LONG_SHARE=1")
-        )
-        if case[1] == "in the store"
-        else case
+        pytest.param(*case, marks=at_full_length("a minute")) if case[1] == "in the store" else case
         for case in zip(LAST_RELEASES, ["in the store", "in PostgreSQL"], strict=True)
     ],
 )

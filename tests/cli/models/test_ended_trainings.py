@@ -22,7 +22,7 @@ from scannery.indexer.models.registry import ModelRegistry
 from scannery.pipelines import build
 from scannery.pipelines.tuning import search_measurement
 from tests.cli.models.test_train import SPEC, judged, records, short_talk
-from tests.data import LONG_SHARE
+from tests.data import at_full_length
 from tests.embed.tiny_models import make_model
 from tests.served import copied
 
@@ -65,7 +65,7 @@ def test_a_training_that_was_ended_goes_on_to_the_same_weights(
 
 # What the processes make of a training is tested by tests/training/test_replicas.py in a third of the time.
 @pytest.mark.long
-@pytest.mark.skipif(LONG_SHARE < 1, reason="a minute of starts of processes: SCANNERY_LONG_SHARE=1")
+@at_full_length("a minute of starts of processes")
 def test_of_two_processes_one_is_killed_and_two_others_go_on_to_the_weights_of_one(
     store: Path, tmp_path: Path
 ) -> None:

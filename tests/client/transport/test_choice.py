@@ -143,7 +143,7 @@ def test_a_lost_grpc_connection_is_a_reason_to_ask_again() -> None:
         client = scannery.connect(speaker.address, timeout_s=20)
         assert [version(client), version(client)] == [GRPC, GRPC]
     with pytest.raises(scannery.UnavailableError):
-        version(client)
+        version(client, timeout_s=1)  # it is tried again until then
     with speaking(grpc_address=speaker.address) as speaker, client:
         assert [version(client), version(client)] == [GRPC, HTTP]
 

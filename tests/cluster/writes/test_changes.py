@@ -15,7 +15,7 @@ from scannery.indexer import Store, latest_version
 from scannery.serving.catalog.roles import maintenance_catalog
 from scannery.serving.catalog.watcher import Watcher
 from tests.cluster.servers import started_cluster
-from tests.data import LONG_SHARE
+from tests.data import at_full_length
 from tests.live.migration.traffic import INDEX, Traffic, text_of
 from tests.served import MINILM
 
@@ -106,7 +106,7 @@ def maintained(store: Path) -> Iterator[None]:
 
 # As tests/serving/services/test_migrating.py has it by one server.
 @pytest.mark.long
-@pytest.mark.skipif(LONG_SHARE < 1, reason="a minute of starts of processes: SCANNERY_LONG_SHARE=1")
+@at_full_length("a minute of starts of processes")
 def test_a_migration_there_and_back(store: Path) -> None:
     encoder = {"model": MINILM, "dimensions": 64}
     with (

@@ -16,7 +16,7 @@ import pytest
 import scannery
 from scannery.indexer import Store, read_manifest
 from tests.cluster.servers import started_cluster
-from tests.data import LONG_SHARE, ROOT, repeated
+from tests.data import ROOT, at_full_length, repeated
 from tests.live.log.postgres_server import PostgresServer
 from tests.live.migration.traffic import INDEX, Traffic, text_of
 from tests.served import MINILM, serving
@@ -62,7 +62,7 @@ def served(kind: str, store: Path, log: str) -> Iterator[str]:
             yield server.address
 
 
-WHOLE = pytest.mark.skipif(LONG_SHARE < 1, reason="two minutes: SCANNERY_LONG_SHARE=1")
+WHOLE = at_full_length("two minutes")
 """Of servers alone: test_migrating.py kills what migrates for one, and logs in PostgreSQL have tests of kills."""
 
 

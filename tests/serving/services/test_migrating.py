@@ -15,7 +15,7 @@ from scannery.client import Migration
 from scannery.indexer import Store, read_manifest
 from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
-from tests.data import LONG_SHARE
+from tests.data import at_full_length
 from tests.http1 import eventually
 from tests.live.migration.traffic import INDEX, Traffic, text_of
 from tests.served import MINILM, connected, serving
@@ -23,7 +23,7 @@ from tests.served import MINILM, connected, serving
 pytestmark = pytest.mark.system
 DOCUMENTS = 60
 ENCODER = {"model": MINILM, "dimensions": 64}
-WHOLE = pytest.mark.skipif(LONG_SHARE < 1, reason="a minute of starts of processes: SCANNERY_LONG_SHARE=1")
+WHOLE = at_full_length("a minute of starts of processes")
 MOST_S = 300.0
 """Longest wait for a step, which starts a process that loads a model."""
 
