@@ -270,7 +270,7 @@ def _kept_rows(
     tables: list[pa.Table], row_of: dict[str, int], mutations: Sequence[tuple[int, Mutation]]
 ) -> pa.Table:
     if not tables:
-        return mutations[0][1].rows.slice(0, 0)
+        return _with_revision(mutations[0][1].rows.slice(0, 0), 0)
     table = pa.concat_tables(tables)
     if len(row_of) == table.num_rows:
         return table

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import (
+    REVISION_COLUMN,
     IndexSpec,
     Manifest,
     conformed,
@@ -26,6 +26,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.datapoints.named_vectors import vector_name
 from scannery.live.log.records import Mutation, with_words
+from scannery.live.memtable import net_effect
 from scannery.live.migration.documents import documents_of
 from scannery.live.migration.errors import MigrationError, UnencodableError
 from scannery.live.prepare import Encoders, TextVectors, Upserts, encode_rows, prepare
@@ -129,18 +130,23 @@ class Conversion:
         return Conversion(self.source, self.target.model_copy(update={"spec": spec}), self.encoders)
 
     def mutations(self, mutations: Sequence[Mutation]) -> list[Mutation]:
-        """Return what mutations of the source are in the target; raises as `rows`.
+        """Return mutations of the target after which it has what the source has after some; raises as `rows`.
 
-        Their texts are encoded together: one at a time costs several times as much.
+        Their texts are encoded together: one at a time costs several times as much. Rows that a later one replaces or
+        removes are not encoded: their mutation removes them.
         """
         schema = written_schema(self.source.spec, self.source.dimensions)
-        tables = [conformed(each.rows, schema) for each in mutations if each.rows.num_rows]
-        rows = self.rows(pa.concat_tables([schema.empty_table(), *tables]))
-        ends = np.cumsum([0, *(each.rows.num_rows for each in mutations)]).tolist()
-        return [
-            self._mutation(rows.slice(start, end - start), each.removed_ids, each.removed_documents)
-            for each, (start, end) in zip(mutations, pairwise(ends), strict=True)
+        empty = schema.empty_table()
+        some = [replace(each, rows=conformed(each.rows, schema) if each.ids else empty) for each in mutations]
+        net = net_effect([*enumerate(some)]).rows
+        mutation_N = net.column(REVISION_COLUMN).to_numpy()
+        newest = dict(zip(net.column("id").to_pylist(), mutation_N.tolist(), strict=True))
+        removed = [
+            (*each.removed_ids, *(name for name in each.ids if newest.get(name) != number))
+            for number, each in enumerate(some)
         ]
+        documents = [each.removed_documents for each in some]
+        return self._mutations(self.rows(net.drop_columns(REVISION_COLUMN)), mutation_N, removed, documents)
 
     def of_documents(self, documents: Sequence[Sequence[str]], rows: pa.Table) -> list[Mutation]:
         """Return mutations of the target after which it has what the source has of some documents.
@@ -155,17 +161,29 @@ class Conversion:
         converted = self.rows(rows)
         last = {document: number for number, some in enumerate(documents) for document in some}
         mutation_N = np.array([last[name] for name in converted.column("document_id").to_pylist()], np.int64)
-        return [
-            self._mutation(converted.filter(pa.array(mutation_N == number)), (), tuple(some))
-            for number, some in enumerate(documents)
-        ]
+        return self._mutations(converted, mutation_N, [()] * len(documents), documents)
 
-    def _mutation(
-        self, rows: pa.Table, removed_ids: tuple[str, ...], removed_documents: tuple[str, ...]
-    ) -> Mutation:
+    def _mutations(
+        self,
+        rows: pa.Table,
+        mutation_N: np.ndarray,
+        removed_ids: Sequence[Sequence[str]],
+        removed_documents: Sequence[Sequence[str]],
+    ) -> list[Mutation]:
+        """Return mutations by the number that each row has, and by what each removes."""
         rows = conformed(rows, written_schema(self.target.spec, self.target.dimensions))
-        removed = {"removed_ids": removed_ids, "removed_documents": removed_documents}
-        return with_words(Mutation.of(rows, self.target, **removed), self.target.spec)
+        return [
+            with_words(
+                Mutation.of(
+                    rows.filter(pa.array(mutation_N == number)),
+                    self.target,
+                    removed_ids=tuple(ids),
+                    removed_documents=tuple(documents),
+                ),
+                self.target.spec,
+            )
+            for number, (ids, documents) in enumerate(zip(removed_ids, removed_documents, strict=True))
+        ]
 
     def rows(self, rows: pa.Table) -> pa.Table:
         """Return rows with the columns that a segment of the target is built from.

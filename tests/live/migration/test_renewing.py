@@ -121,6 +121,21 @@ def test_a_mirror_that_was_filled_encodes_what_has_changed(
     assert migrated.newest.search(text_of(1, 1), k=1)[0].id == "d1"
 
 
+def test_only_the_newest_text_of_what_is_replaced_is_encoded(migrated: Migrated, encoded: list[str]) -> None:
+    follower = migrated.begin()
+    encoded.clear()
+    for revision in (1, 2, 3):
+        migrated.write(range(4), revision=revision)
+    migrated.index.delete(["d3"])
+    # It moves to another document, which is removed: its former row must not come back.
+    migrated.index.upsert([{"id": "d4", "document_id": "x", "text": text_of(4, 1)}])
+    migrated.index.delete(document_ids=["x"])
+    follower.follow()
+    assert sorted(encoded) == sorted(text_of(number, 3) for number in range(3))
+    assert not {"d3", "d4"} & migrated.texts().keys()
+    assert migrated.texts("talks-mirror") == migrated.texts()
+
+
 def test_the_way_back_goes_on_after_a_compaction(migrated: Migrated) -> None:
     migration = Migration(migrated.store, INDEX, None)
     migration.begin(CHANGES)
