@@ -495,12 +495,19 @@ def _add_document_scores(
     slope: float,
     counts_U: np.ndarray,
     scores_U: np.ndarray,
+    weights_U: np.ndarray,
 ) -> None:
-    """Add the BM25 scores of a term to `scores_U`, and set the counts of the documents that have it back to 0."""
+    """Add the BM25 scores of a term to `scores_U`, and set the counts of the documents that have it back to 0.
+
+    Its weight is added to `weights_U` where a document has it, unless that is empty.
+    """
+    is_weighed = len(weights_U) > 0
     for position in range(hits):
         number = found_U[position]
         count = counts_U[number]
         counts_U[number] = 0
+        if is_weighed and count > 0:
+            weights_U[number] += weight
         scores_U[number] += weight * count / (count + base + slope * lengths_U[number])
 
 

@@ -175,36 +175,33 @@ class _Documents:
         numbers_R: np.ndarray = part.numbers_L[part.local.of_rows_N[rows_R]]
         return numbers_R
 
-    def scores(self, terms: Sequence[MatchingTerms], words: WeightedTerms) -> list[DocumentScores]:
-        """Return the BM25 scores of the documents of each segment.
+    def scores(
+        self, terms: Sequence[MatchingTerms], words: WeightedTerms, *, weigh: bool
+    ) -> tuple[list[DocumentScores], np.ndarray]:
+        """Return the BM25 scores of the documents of each segment, and the weights of the terms that documents have.
 
         Args:
             terms: of the query, in each segment.
             words: of the query.
+            weigh: whether to add up these weights, float64 (U,); otherwise there are none.
 
         """
         from scannery.indexer.kernels import posting_kernels  # compiles on import: only where it is needed
 
         scores_U = np.zeros(len(self.lengths_U), np.float64)
-        base, slope = K1 * (1 - B), K1 * B / words.average_document_length
+        weights_U = np.zeros(len(self.lengths_U) if weigh else 0, np.float64)
+        base, slope = K1 * (1 - B), K1 * B / (words.average_document_length or 1.0)
         for weight, found_M, counts_U in self._counted(terms, words):
             posting_kernels.add_document_scores(
-                found_M, len(found_M), self.lengths_U, weight, base, slope, counts_U, scores_U
+                found_M, len(found_M), self.lengths_U, weight, base, slope, counts_U, scores_U, weights_U
             )
-        return [
+        scores = [
             DocumentScores(
                 scores_U, part.numbers_L, part.local.of_rows_N, part.local.rows_N, part.local.starts_L
             )
             for part in self._parts
         ]
-
-    def matched_weights(self, terms: Sequence[MatchingTerms], words: WeightedTerms) -> np.ndarray:
-        """Return the sum of the weights of the terms that each document has, float64 (U,); arguments as of `scores`."""
-        weights_U = np.zeros(len(self.lengths_U), np.float64)
-        for weight, found_M, counts_U in self._counted(terms, words):
-            weights_U[found_M[counts_U[found_M] > 0]] += weight
-            counts_U[found_M] = 0
-        return weights_U
+        return scores, weights_U
 
     def _counted(
         self, terms: Sequence[MatchingTerms], words: WeightedTerms
@@ -286,22 +283,29 @@ class WordIndex:
         """Return the statistics of all live rows for some terms."""
         return CorpusStatistics.of(self.counts(terms))
 
-    def search(self, words: WeightedTerms) -> WordSearch:
-        """Return the search by the words of a query."""
-        return WordSearch(self._segments, words, self._documents)
+    def search(self, words: WeightedTerms, *, weigh: bool = False) -> WordSearch:
+        """Return the search by the words of a query; `weigh`: its `matches` are wanted, and take less time then."""
+        return WordSearch(self._segments, words, self._documents, weigh=weigh)
 
 
 class WordSearch:
     """A search by the words of a query."""
 
     def __init__(
-        self, segments: Sequence[SegmentWords], words: WeightedTerms, documents: _Documents | None
+        self,
+        segments: Sequence[SegmentWords],
+        words: WeightedTerms,
+        documents: _Documents | None,
+        *,
+        weigh: bool,
     ) -> None:
         self._segments, self._words, self._documents = segments, words, documents
         self._terms = [matching_terms(segment.postings, words.weights) for segment in segments]
         self._scores: Sequence[DocumentScores | None] = [None] * len(segments)
+        self._weights_U: np.ndarray | None = None
         if documents is not None and words.average_document_length:
-            self._scores = documents.scores(self._terms, words)
+            self._scores, weights_U = documents.scores(self._terms, words, weigh=weigh)
+            self._weights_U = weights_U if weigh else None
 
     def best(
         self, number: int, limit: int, allowed: AllowedRows | None = None
@@ -329,13 +333,14 @@ class WordSearch:
         if self._documents is None:
             weights_R, words_R = self._matches_of_rows(numbers_R, rows_R)
             return WordMatches(np.arange(len(rows_R)), weights_R / whole, words_R)
-        weights_U = self._documents.matched_weights(self._terms, self._words)
+        if self._weights_U is None:
+            _, self._weights_U = self._documents.scores(self._terms, self._words, weigh=True)
         documents_R = np.empty(len(rows_R), np.int64)
         for number in np.unique(numbers_R).tolist():
             is_here_R = numbers_R == number
             documents_R[is_here_R] = self._documents.numbers_of(number, rows_R[is_here_R])
         return WordMatches(
-            documents_R, weights_U[documents_R] / whole, self._documents.lengths_U[documents_R]
+            documents_R, self._weights_U[documents_R] / whole, self._documents.lengths_U[documents_R]
         )
 
     def _matches_of_rows(self, numbers_R: np.ndarray, rows_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -275,6 +275,7 @@ class Candidates:
         *,
         vectors: AskedVectors | None = None,
         words: Sequence[Words] | None = None,
+        features: bool = False,
     ) -> None:
         """Encode the queries and apply the filter; raises what `search` does.
 
@@ -283,6 +284,7 @@ class Candidates:
             batch: the queries.
             vectors: the queries as vectors; None: they are encoded.
             words: the words of the queries; None: these are found.
+            features: whether `row_features` are wanted though the options have no ranker.
 
         """
         self._options, self._batch = prepared.options, batch
@@ -301,7 +303,8 @@ class Candidates:
                         stats,
                         paths=batch.paths,
                     )
-                self.words = LexicalSearch(snapshot, words, mode)
+                features = features or prepared.options.ranker is not None
+                self.words = LexicalSearch(snapshot, words, mode, weigh=features)
                 """Set in modes lexical and hybrid."""
             if mode != "lexical":
                 self.dense = DenseSearch(batch, prepared, vectors)

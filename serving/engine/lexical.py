@@ -145,8 +145,9 @@ class LexicalSearch:
 
     """
 
-    def __init__(self, snapshot: Snapshot, words: Sequence[Words], mode: str) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshot: Snapshot, words: Sequence[Words], mode: str, *, weigh: bool) -> None:
+        """Prepare; `weigh`: `matches` are wanted, too."""
+        self._snapshot, self._weigh = snapshot, weigh
         self._words = list(words)
         self._searches: dict[int, WordSearch] = {}
         by_words = any(isinstance(each, WeightedTerms) for each in words)
@@ -213,7 +214,7 @@ class LexicalSearch:
             words = self._words[query]
             assert isinstance(words, WeightedTerms)
             assert self._index is not None
-            search = self._searches[query] = self._index.search(words)
+            search = self._searches[query] = self._index.search(words, weigh=self._weigh)
         return search
 
     def best_score(self, query: int) -> float:

@@ -249,7 +249,9 @@ def search_response(
     paths = [f"queries[{number}]" for number in range(search.queries)]
     # The queries themselves stay at the root, which has made vectors and weights of them.
     batch = QueryBatch(snapshot, (), paths, deadline, stats)
-    candidates = Candidates(prepared, batch, vectors=search.vectors, words=search.words)
+    candidates = Candidates(
+        prepared, batch, vectors=search.vectors, words=search.words, features=request.features
+    )
     signals = _signal_rows(request, prepared, batch, candidates)
     with stats.stage("search"):
         if signals is not None and request.above:
