@@ -1,6 +1,6 @@
 """What an encoder of queries, trained on judged queries, is worth for queries that it was not fitted to.
 
-    python -m benchmarks.learned_queries [--folder FOLDER] [--sizes 50,200] [--seeds 1,2,3]
+    python -m benchmarks.learned_queries [--folder FOLDER] [--sizes 50,200] [--seeds 1,2,3] [--episodes N]
 
 Hacker Public Radio, 1,200 transcripts with titles in passages of 128 tokens, embedded by MiniLM; a query is the summary
 that the host read out, relevant is its episode. Of the queries some are drawn, `scannery train` fits to them, and all
@@ -40,10 +40,10 @@ INDEX = "quality"
 
 
 def main() -> None:
-    given = options(__doc__, sizes="50,200", seeds="1,2,3", folder=Path)
+    given = options(__doc__, sizes="50,200", seeds="1,2,3", episodes=1200, folder=Path)
     print(environment("sentence-transformers", "torch", "scann"))
     with folder_of(given.folder) as folder:
-        _, collection = opened(folder / "speech", "speech")
+        _, collection = opened(folder / "speech", "speech", given.episodes)
         rows = [
             row_of(folder / "speech" / "store", collection, size, seed)
             for size in map(int, given.sizes.split(","))
