@@ -33,7 +33,7 @@ from scannery.live.maintenance.replacement import Replacement
 from scannery.live.migration.conversion import Conversion, packed, unpacked
 from scannery.live.migration.errors import MigrationError, MirrorBrokenError, MirrorRenewedError
 from scannery.live.migration.mapping import SAMPLE_ROWS, publish_maps
-from scannery.live.migration.mirrors import check_there, results_folder
+from scannery.live.migration.mirrors import check_there, remove_results, results_folder
 from scannery.live.migration.reuse import Reuse
 from scannery.live.prepare import Encoders
 from scannery.live.row_tables import stored_schema, whole_rows
@@ -218,8 +218,7 @@ def fill(
                 raise
             replacement.add(unpacked(result))
         manifest = replacement.publish(change=at_base)
-    for key in _results(store, mirror):
-        store.delete(key)
+    remove_results(store, mirror)
     return manifest
 
 

@@ -46,6 +46,7 @@ __all__ = [
     "mirror_of",
     "mirrored_spec",
     "planned_spec",
+    "remove_results",
     "renew_mirror",
     "results_folder",
 ]
@@ -243,8 +244,7 @@ def _can_keep_rows(mirror: Manifest, empty: Manifest) -> bool:
 
 def _begin_empty(store: Store, mirror: Manifest, manifest: Manifest) -> None:
     """Publish a mirror without rows and results of units: the next ones are of another spec; raises as `commit`."""
-    for item in store.list(results_folder(mirror)):
-        store.delete(item.key)
+    remove_results(store, mirror)
     stays = ("index_id", "log_sequence", "log_floor", "switches", "statistics")
     update = {name: getattr(mirror, name) for name in stays}
     commit(store, manifest.model_copy(update={"parent": mirror.version, **update}))
@@ -253,6 +253,12 @@ def _begin_empty(store: Store, mirror: Manifest, manifest: Manifest) -> None:
 def results_folder(mirror: Manifest) -> str:
     """Return the folder of the results of units in a store."""
     return f"{mirror.index}/stage/mirror"
+
+
+def remove_results(store: Store, mirror: Manifest) -> None:
+    """Remove the results of units, of which a mirror that is filled has no use."""
+    for item in store.list(results_folder(mirror)):
+        store.delete(item.key)
 
 
 def _new_mirror(store: Store, index: str, changes: Mapping[str, Any], vectors_of: VectorsOfSpec) -> Manifest:

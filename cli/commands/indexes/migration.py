@@ -58,6 +58,7 @@ from scannery.live.migration.mirrors import (
     begin_mirror,
     check_followed,
     mirror_of,
+    remove_results,
     renew_mirror,
 )
 from scannery.live.migration.pricing import price_of
@@ -234,6 +235,7 @@ class Migration:
 
         mirror = self._mirror
         if _is_filled(mirror):
+            remove_results(self._store, mirror)  # a process that was killed may have left some
             return
         check_followed(read_manifest(self._store, self._index), mirror)
         encoders = encoder_sources(mirror.spec, self._store.uri)

@@ -33,7 +33,7 @@ from scannery.live.migration.errors import (
 from scannery.live.migration.filling import convert_base
 from scannery.live.migration.mirrors import mirror_of, renew_mirror
 from scannery.pipelines import build, compact
-from tests.live.migration.test_switching import CHANGES, DOCUMENTS, Migrated
+from tests.live.migration.test_switching import CHANGES, DOCUMENTS, Migrated, ended
 from tests.live.migration.traffic import INDEX, text_of
 from tests.served import MINILM
 
@@ -442,6 +442,19 @@ def test_a_build_may_change_what_the_mirror_has_been_filled_with(
         index = client.index(INDEX)
         assert index.search(text_of(2, 1), k=1)[0].document_id == "d2"
         assert {each.document_id for each in index.scan()} == {f"d{number}" for number in range(4)}
+
+
+def test_results_that_a_killed_process_has_left_are_removed(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration = Migration(migrated.store, INDEX, None)
+    migration.begin(CHANGES)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="ended here"):
+        patch.setattr(filling, "remove_results", ended)
+        migration.catch_up()
+    assert migrated.store.list("talks-mirror/stage")
+    migration.catch_up()
+    assert not migrated.store.list("talks-mirror/stage")
 
 
 def test_texts_that_are_only_cut_anew_are_not_encoded_again(
