@@ -46,7 +46,7 @@ def train(folder: Path, steps: int) -> float:
         return cast(torch.Tensor, (modules(inputs) - inputs).square().mean())
 
     run = TrainingRun(
-        base=EncoderSpec(model="unused"), base_folder=folder,
+        base=EncoderSpec(model="unused"), base_folder=folder, base_digest="",
         settings={"steps": steps, "learning_rate": 1e-4, "seed": 1}, models=1,
         folder=RunFolder.of(Store.open(folder, create=True), "m", "run", CheckpointSpec(every_s=EVERY_S)),
         replicas=Replicas(), events=None, progress=None, is_stopped=lambda: False,

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import safetensors.torch
 import torch
 
+from scannery.indexer import Store
+from scannery.indexer.spec.spec import EncoderSpec
+from scannery.pipelines.errors import CollectionError
+from scannery.training.encoder.fitting import EncoderFit, follow
 from scannery.training.runs.replicas import Replicas
+from scannery.training.runs.run import RunSettings
 from tests.embed.tiny_models import make_model
 from tests.training.replica_steps import STEPS, WEIGHTS
 
@@ -71,6 +79,51 @@ def test_several_processes_make_the_weights_of_one(
 @pytest.mark.system
 def test_as_many_processes_go_on_to_the_same_weights(weights: dict[str, dict[str, torch.Tensor]]) -> None:
     assert difference(weights["two ended"], weights["two"]) == 0
+
+
+ENDED = """
+import os, sys
+from scannery.training.runs.replicas import Replicas
+with Replicas.joined() as replicas:
+    replicas.any(False)
+    if not replicas.leads:
+        os._exit(0)
+    sys.stdin.read()  # until the other process has ended
+print("registered")
+"""
+
+
+@pytest.mark.system
+def test_the_leader_tells_of_its_work_although_the_others_ended_after_theirs() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "src"), "TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    }  # fmt: skip
+    leader, follower = (
+        subprocess.Popen(
+            [sys.executable, "-c", ENDED],
+            env=environment | {"RANK": rank, "LOCAL_RANK": rank},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in "01"
+    )  # fmt: skip
+    follower.communicate(timeout=120)
+    output, message = leader.communicate(timeout=120)
+    assert output == "registered\n", message
+    assert leader.returncode == 0, message
+
+
+def test_a_process_that_finds_another_model_than_the_leader_ends(model: Path, tmp_path: Path) -> None:
+    announced = EncoderFit(
+        base=EncoderSpec(model=str(model)), base_digest="0" * 64, run=RunSettings(1, 1e-4, 1, every_s=0.0),
+        distance="cosine", scale=20.0, dtype="float32",
+    ).model_dump(mode="json")  # fmt: skip
+    replicas = cast(Any, SimpleNamespace(rank=1, shared=lambda: announced))
+    with pytest.raises(CollectionError, match="process 1 finds another model .* than the first process"):
+        follow(Store.open(tmp_path / "store", create=True), replicas, lambda: False)
 
 
 def test_parts_are_dealt_evenly_and_each_once() -> None:

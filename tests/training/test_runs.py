@@ -150,6 +150,15 @@ def test_a_run_that_is_stopped_saves_its_last_step(places: list[Store], undistur
     assert digest(modules) == undisturbed
 
 
+def test_a_run_that_is_stopped_in_its_last_step_saves_it(places: list[Store], undisturbed: str) -> None:
+    stops = iter([False] * (STEPS - 1) + [True])
+    with pytest.raises(StoppedError, match="step 12 of 12; the same command goes on from there"):
+        run(model(), places, is_stopped=lambda: next(stops), settings=replace(SETTINGS, every_s=60))
+    modules = model()
+    assert run(modules, places).resumed_at == STEPS
+    assert digest(modules) == undisturbed
+
+
 def test_a_run_that_is_stopped_names_the_step_that_is_saved(places: list[Store], tmp_path: Path) -> None:
     stops = iter([False, False, True])
     [place] = places[:1]
@@ -190,7 +199,7 @@ def test_programs_of_all_models_of_a_training_are_counted(tmp_path: Path) -> Non
             return Compilations(self.programs, 0.0)
 
     training = TrainingRun(
-        base=EncoderSpec(model="unused"), base_folder=tmp_path,
+        base=EncoderSpec(model="unused"), base_folder=tmp_path, base_digest="",
         settings={"steps": 1, "learning_rate": 1e-4, "seed": 1}, models=2,
         folder=RunFolder.of(Store.open(tmp_path), "m", "r", CheckpointSpec()),
         replicas=Replicas(), events=None, progress=None, is_stopped=lambda: False,

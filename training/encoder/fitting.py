@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from scannery.embed.models.trainable import TrainableModel
 from scannery.indexer import Store
 from scannery.indexer.spec.spec import Distance, EncoderSpec
+from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.training.encoder.contrastive import PairSteps
 from scannery.training.errors import StoppedError
@@ -30,6 +31,8 @@ class EncoderFit(BaseModel):
 
     base: EncoderSpec
     """Model that it begins with, and its options."""
+    base_digest: str
+    """Digest of the fingerprint of that model."""
     run: RunSettings
     """How steps are taken."""
     distance: Distance
@@ -70,13 +73,22 @@ def follow(store: Store, replicas: Replicas, is_stopped: Callable[[], bool]) -> 
 
     Raises:
         ReplicaLostError: another process ended.
+        CollectionError: this process finds another model than the leader.
         EmbedError: a model cannot be loaded.
 
     """
     announced: Any
     while (announced := replicas.shared()) is not None:
         fit = EncoderFit.model_validate(announced)
-        with PlannedEncoder(fit.base, store.uri).folder() as folder:
+        planned = PlannedEncoder(fit.base, store.uri)
+        if planned.fingerprint.digest != fit.base_digest:
+            # With another tokenizer each process would compute shares of another batch.
+            raise CollectionError(
+                f"process {replicas.rank} finds another model {fit.base.model} than the first process; all need equal "
+                "files, which a model in the store has: `scannery model add`",
+                field="encoder",
+            )
+        with planned.folder() as folder:
             model, steps = fit.steps(folder, None, replicas)
             try:
                 run_steps(

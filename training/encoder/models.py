@@ -151,6 +151,7 @@ class TrainedEncoders:
         )
         fit = EncoderFit(
             base=run.base,
+            base_digest=run.base_digest,
             run=run.run_settings,
             distance=corpus.index.spec.distance,
             scale=settings["scale"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,8 @@ class Replicas:
         replicas = cls(torch.distributed.get_rank(), torch.distributed.get_world_size())
         yield replicas
         if replicas.leads:
-            replicas.shared()
+            with suppress(ReplicaLostError):  # all is done: those that ended miss nothing
+                replicas.shared()
         torch.distributed.destroy_process_group()
 
     @property

@@ -140,7 +140,8 @@ def run_steps(
             record(step + 1, values)
             stopped = replicas.any(is_stopped())
             is_due = time.monotonic() - saved_s >= interval_s and not checkpoints.is_writing
-            if replicas.leads and step + 1 < settings.steps and (stopped or is_due):
+            # After the last step the model is made into its result, unless this is to end before.
+            if replicas.leads and (stopped or (is_due and step + 1 < settings.steps)):
                 checkpoints.save(step + 1, seconds, dict(_state(modules, optimizer)))
                 saved_s, interval_s = time.monotonic(), min(2 * interval_s, settings.every_s)
             if stopped:

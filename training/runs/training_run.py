@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ class TrainingRun:
     """Model that each begins with, and its options."""
     base_folder: Path
     """Folder of the files of that model."""
+    base_digest: str
+    """Digest of its fingerprint."""
     settings: Mapping[str, Any]
     """Settings, as they are recorded: `steps`, `learning_rate` and `seed`, and those of the kind."""
     models: int
@@ -91,10 +94,13 @@ class TrainingRun:
         """
         planned = PlannedEncoder(base, store.uri)
         with planned.folder() as base_folder:
-            content = json.dumps([settings, planned.fingerprint.digest, *data])
+            digest = planned.fingerprint.digest
+            content = json.dumps([settings, digest, *data])
             run = hashlib.sha256(content.encode()).hexdigest()[:16]
             folder = RunFolder.of(store, spec.name, run, spec.checkpoint)
-            yield cls(base, base_folder, settings, models, folder, replicas, events, progress, is_stopped)
+            yield cls(
+                base, base_folder, digest, settings, models, folder, replicas, events, progress, is_stopped
+            )
 
     @property
     def run_settings(self) -> RunSettings:
@@ -122,8 +128,9 @@ class TrainingRun:
                 progress=counted, is_stopped=self.is_stopped,
                 record=(lambda step, values: None) if events is None else events.record, device=model.device,
             )  # fmt: skip
+        if not math.isnan(statistics.loss):  # an earlier attempt was stopped after the last step
+            self.measured["loss"] = statistics.loss
         self.measured.update(
-            loss=statistics.loss,
             seconds_of_model=round(statistics.seconds, 3),
             goodput=round(statistics.seconds / max(statistics.seconds, time.time() - begun_s), 3),
             processes=self.replicas.count,
