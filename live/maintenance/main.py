@@ -8,12 +8,20 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import NoReturn
 
 import pyarrow as pa
 
-from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
+from scannery.indexer import (
+    IndexerError,
+    NotFoundError,
+    Store,
+    collect_garbage,
+    latest_version,
+    read_manifest,
+)
 from scannery.indexer.local.needless_imports import leave_needless_imports_out
 from scannery.live.log.location import LOG_VARIABLE, LogRoot, log_root_of
 from scannery.live.maintenance.locks import Task, TaskLocks
@@ -21,6 +29,7 @@ from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.scheduler import task_threads
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import ServingError
+from scannery.runtime.mirror_names import mirror_name
 
 __all__ = ["main", "run_due"]
 
@@ -58,7 +67,13 @@ def run_task(
     if task == "merge":
         return merge(store, index, threads=threads, filling=filling, fill_cache=fill_cache) is not None
     live = read_manifest(store, index).spec.live
-    collect_garbage(store, index, keep=live.gc_keep, min_age=timedelta(seconds=live.gc_min_age_s))
+    min_age = timedelta(seconds=live.gc_min_age_s)
+    collect_garbage(store, index, keep=live.gc_keep, min_age=min_age)
+    # A process that fills a mirror while that is abandoned may leave files of what is no index any more.
+    mirror = mirror_name(index)
+    if latest_version(store, mirror) is None:
+        with suppress(NotFoundError):
+            collect_garbage(store, mirror, min_age=min_age)
     return False
 
 

@@ -32,6 +32,7 @@ from scannery.indexer.versions.versions import hold_current, republish, tombston
 from scannery.live.maintenance import scheduler
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.goals import Goal, Progress, is_due, set_goal, tell
+from scannery.live.maintenance.main import run_task
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
@@ -441,6 +442,26 @@ def test_nothing_is_written_for_a_mirror_that_was_abandoned(
     monkeypatch.setattr(Conversion, "rows", abandoned_meanwhile)
     with pytest.raises(NotFoundError, match="another process has abandoned"):
         convert_base(migrated.store, mirror, migrated.encoders)
+    assert what_is_left(migrated.store) == []
+
+
+def test_garbage_collection_removes_what_was_shared_with_a_mirror_that_was_abandoned(
+    migrated: Migrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = migrated.begin()
+    migrated.index.alter(live={"gc_min_age_s": 0.0})
+    share = switching._share_files
+
+    def abandoned_first(store: Store, manifest: Manifest, name: str) -> None:
+        if name == "talks-mirror":
+            Migration(store, INDEX, None).abandon()
+        share(store, manifest, name)
+
+    monkeypatch.setattr(switching, "_share_files", abandoned_first)
+    with pytest.raises(NotFoundError):
+        switch(migrated.store, INDEX, follower)
+    assert what_is_left(migrated.store)
+    run_task("gc", migrated.store, INDEX, log_root=None)
     assert what_is_left(migrated.store) == []
 
 
