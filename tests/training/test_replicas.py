@@ -116,6 +116,30 @@ def test_the_leader_tells_of_its_work_although_the_others_ended_after_theirs() -
     assert leader.returncode == 0, message
 
 
+BEGUN_AGAIN = """
+import os
+from scannery.training.runs.replicas import Replicas
+with Replicas.joined() as replicas:
+    replicas.any(False)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and not replicas.leads:
+        os._exit(1)
+    replicas.any(False)
+"""
+
+
+@pytest.mark.system
+def test_processes_that_torchrun_starts_again_do_not_wait_for_those_before(tmp_path: Path) -> None:
+    script = tmp_path / "again.py"
+    script.write_text(BEGUN_AGAIN)
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, str(script)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_process_that_finds_another_model_than_the_leader_ends(model: Path, tmp_path: Path) -> None:
     announced = EncoderFit(
         base=EncoderSpec(model=str(model)), base_digest="0" * 64, run=RunSettings(1, 1e-4, 1, every_s=0.0),

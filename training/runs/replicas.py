@@ -18,11 +18,14 @@ from scannery.training.errors import ReplicaLostError
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.distributed_c10d import Store
 
 __all__ = ["Replicas"]
 
 TIMEOUT = timedelta(days=1)
 """What followers wait for the leader, which embeds samples between two models. An end of it ends them at once."""
+JOIN_TIMEOUT = timedelta(minutes=10)
+"""What processes wait for others to start."""
 _LAUNCHED = "TORCHELASTIC_RUN_ID"
 
 
@@ -50,8 +53,13 @@ class Replicas:
         has_cuda = torch.cuda.is_available()
         if has_cuda:  # "cuda" is then the GPU of this process
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if has_cuda else "gloo", timeout=TIMEOUT)
-        replicas = cls(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        with _together():
+            store, rank, count = _met()
+            torch.distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if has_cuda else "gloo",
+                store=store, rank=rank, world_size=count, timeout=TIMEOUT,
+            )  # fmt: skip
+        replicas = cls(rank, count)
         yield replicas
         if replicas.leads:
             with suppress(ReplicaLostError):  # all is done: those that ended miss nothing
@@ -147,6 +155,22 @@ class Replicas:
             if least == self.rank:
                 share.append(number)
         return sorted(share)
+
+
+def _met() -> tuple[Store, int, int]:
+    """Return the store of this attempt when all processes have come to it, the rank of this one, and their number.
+
+    torchrun keeps one store for all attempts (`--max-restarts`): there, the first to come would wait for a process of
+    the attempt before.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    shared, rank, count = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+    store = PrefixStore(f"scannery-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+    store.set(f"come-{rank}", "")
+    store.wait([f"come-{number}" for number in range(count)], JOIN_TIMEOUT)
+    return store, rank, count
 
 
 def _empty(size: Any) -> torch.Tensor:
