@@ -125,7 +125,10 @@ class TextFeatures(NamedTuple):
 @lru_cache(maxsize=1 << 14)
 def _title_terms(analyser: Analyser, title: str | None) -> frozenset[str]:
     """Return the terms of a title, kept: queries share candidates."""
-    return frozenset(analyser.terms(title or ""))
+    title = title or ""
+    if len(title) > TITLE_CHARACTERS:  # half a word is none that a query has
+        title = title.rpartition(" ")[0] or title
+    return frozenset(analyser.terms(title))
 
 
 def _share(terms: Set[str], patterns: Sequence[str], title: frozenset[str]) -> float:
@@ -198,7 +201,7 @@ class LexicalSearch:
             is_here_R = numbers_R == number
             segment, rows_H = self._snapshot.segments[number], rows_R[is_here_R]
             starts_R[is_here_R] = np.maximum(segment.text_starts[rows_H], 0)
-            titles = segment.titles(rows_H, TITLE_CHARACTERS)
+            titles = segment.titles(rows_H, TITLE_CHARACTERS + 1)
             # Most candidates share their title with others.
             shares = {
                 title: _share(words.weights.keys(), patterns, _title_terms(analyser, title))

@@ -12,10 +12,11 @@ import pytest
 import scannery
 from scannery import Blend, Like
 from scannery.embed import Encoder
-from scannery.indexer import Store, parse_spec, read_manifest
+from scannery.indexer import LexicalSpec, Store, analyser_of, parse_spec, read_manifest
 from scannery.indexer.manifest import Ranker, RelevanceCurve
 from scannery.indexer.models.features import CANDIDATES, FEATURES
 from scannery.indexer.versions.creation import promote_index
+from scannery.serving.engine.lexical import TITLE_CHARACTERS, _title_terms
 from tests.data import clustered, datapoints
 from tests.served import FUSION, MINILM, RELEVANCE, TEXTS, commit_relevance, copied, publish_version
 
@@ -120,6 +121,11 @@ def test_features_tell_titles_and_places_in_documents(client: scannery.Client, q
         start = row % 4 * 400 if row % 8 < 6 else 0
         assert hit.features["title_share"] == pytest.approx(share)
         assert hit.features["passage_start"] == pytest.approx(np.log1p(start / 500))
+
+
+def test_of_a_long_title_whole_words_count() -> None:
+    cut = ("ant ibis gnu " * 40)[: TITLE_CHARACTERS + 1]
+    assert _title_terms(analyser_of(LexicalSpec(language="none")), cut) == {"ant", "ibis", "gnu"}
 
 
 @pytest.mark.parametrize("question", ["ant bee", "emmet bee", "antt bee"])
