@@ -9,6 +9,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,18 +172,16 @@ class Conversion:
         removed_documents: Sequence[Sequence[str]],
     ) -> list[Mutation]:
         """Return mutations by the number that each row has, and by what each removes."""
-        rows = conformed(rows, written_schema(self.target.spec, self.target.dimensions))
+        order_N = np.argsort(mutation_N, kind="stable")
+        rows = conformed(rows, written_schema(self.target.spec, self.target.dimensions)).take(order_N)
+        ends = np.searchsorted(mutation_N[order_N], np.arange(len(removed_ids) + 1)).tolist()
+        parts = [rows.slice(start, end - start) for start, end in pairwise(ends)]
         return [
             with_words(
-                Mutation.of(
-                    rows.filter(pa.array(mutation_N == number)),
-                    self.target,
-                    removed_ids=tuple(ids),
-                    removed_documents=tuple(documents),
-                ),
+                Mutation.of(part, self.target, removed_ids=tuple(ids), removed_documents=tuple(documents)),
                 self.target.spec,
             )
-            for number, (ids, documents) in enumerate(zip(removed_ids, removed_documents, strict=True))
+            for part, ids, documents in zip(parts, removed_ids, removed_documents, strict=True)
         ]
 
     def rows(self, rows: pa.Table) -> pa.Table:
