@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from scannery.training.encoder.fitting import EncoderFit, follow
 from scannery.training.runs.replicas import Replicas
 from scannery.training.runs.run import RunSettings
 from tests.embed.tiny_models import make_model
+from tests.tools.ports import free_port
 from tests.training.replica_steps import STEPS, WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,12 +95,9 @@ print("registered")
 
 @pytest.mark.system
 def test_the_leader_tells_of_its_work_although_the_others_ended_after_theirs() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "src"), "TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     leader, follower = (
         subprocess.Popen(

@@ -152,13 +152,19 @@ def test_the_way_back_goes_on_after_a_compaction(migrated: Migrated) -> None:
     assert migrated.newest.search(text_of(5, 2), k=1)[0].id == "d5"
 
 
-def test_servers_make_a_way_back_again_when_it_is_gone(migrated: Migrated) -> None:
+def led_before_a_compaction(migrated: Migrated, goal: Goal) -> Migration:
+    """Lead a migration to a goal; then datapoints are written, and the index is compacted."""
     migration = Migration(migrated.store, INDEX, None)
     migration.begin(CHANGES)
-    set_goal(migrated.store, "talks-mirror", Goal.SWITCH)
-    assert migration._is_led(Goal.SWITCH)
+    set_goal(migrated.store, "talks-mirror", goal)
+    assert migration._is_led(goal)
     migrated.write(range(2), revision=1)
     compacted(migrated)
+    return migration
+
+
+def test_servers_make_a_way_back_again_when_it_is_gone(migrated: Migrated) -> None:
+    migration = led_before_a_compaction(migrated, Goal.SWITCH)
     seal(migrated.store, INDEX)
     mirror = read_manifest(migrated.store, "talks-mirror")
     assert is_due(migrated.store, mirror, mirror.log_sequence)
@@ -176,12 +182,7 @@ def test_servers_make_a_way_back_again_when_it_is_gone(migrated: Migrated) -> No
 def test_what_is_told_of_a_mirror_that_begins_again_is_true(
     migrated: Migrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    migration = Migration(migrated.store, INDEX, None)
-    migration.begin(CHANGES)
-    set_goal(migrated.store, "talks-mirror", Goal.MIRROR)
-    assert migration._is_led(Goal.MIRROR)
-    migrated.write(range(2), revision=1)
-    compacted(migrated)
+    migration = led_before_a_compaction(migrated, Goal.MIRROR)
     reports, rows_of = [], Conversion.rows
 
     def told(conversion: Conversion, rows: Any) -> Any:
